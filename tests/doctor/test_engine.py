@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.doctor import engine
+from lockstep._finding import ok
+from lockstep.doctor import engine, software
+from support import assert_unsaid
 
 GOOD = engine.EngineFacts(
     library=Path("/opt/liblockstep.so"),
@@ -18,6 +20,9 @@ GOOD = engine.EngineFacts(
     wanted=640,
     lookup={"missing": [], "abi": [2, 9, 0]},
 )
+
+
+NEWER_JAX = software.SoftwareFacts((3, 12, 1), "", "Linux", "x86_64", "0.99.0", "0.99.0")
 
 
 def changed(**values: object) -> engine.EngineFacts:
@@ -77,6 +82,21 @@ def test_the_installed_jaxlib_asks_for_the_names_that_the_design_counts() -> Non
     facts = engine.probe()
     assert facts.jaxlib is not None
     assert facts.wanted > 600
+
+
+def test_no_advice_needs_a_published_lockstep() -> None:
+    lacks = {"missing": ["MPIABI_Send"], "abi": [2, 9, 0]}
+    wrong = {"result": [1.0], "expected": [2.0], "engine_calls": 1, "seconds": 1.5}
+    for finding in (
+        engine.check_abi(changed(jaxlib=None)),
+        engine.check_abi(changed(lookup=lacks)),
+        engine.check_abi(changed(lookup=lacks | {"missing": [], "abi": [1, 0, 0]})),
+        engine.check_smoke(wrong),
+        software.check_jax(NEWER_JAX, lambda: ok("a collective", "")),
+    ):
+        assert finding.status != "ok"
+        assert "WHEEL, a newer wheel or source tree of Lockstep" in finding.fix
+        assert_unsaid("lockstep-jax", finding.fix)
 
 
 def test_looking_up_in_a_library_that_is_not_an_mpi() -> None:

@@ -26,6 +26,8 @@ from lockstep.engine import bindings
 
 ABI = (2, 9, 0)
 LOOKUP_SECONDS = 30.0
+NEWER_LOCKSTEP = "pip install --upgrade WHEEL, a newer wheel or source tree of Lockstep"
+"""What works whether or not that version is published."""
 SMOKE_SECONDS = 90.0
 _VERSION = ("mpiabi_version_major", "mpiabi_version_minor", "mpiabi_version_patch")
 
@@ -147,7 +149,7 @@ def check_abi(facts: EngineFacts) -> Finding:
         return warning(
             name,
             "jaxlib has no libjax_common.so, so the names that it needs of the engine are unknown",
-            "pip install --upgrade jax jaxlib lockstep-jax",
+            f"pip install --upgrade jax jaxlib; {NEWER_LOCKSTEP}",
         )
     if not facts.wanted:
         return problem(
@@ -164,7 +166,7 @@ def check_abi(facts: EngineFacts) -> Finding:
         return problem(
             name,
             f"jaxlib needs {len(missing)} names that the engine lacks: {shown}",
-            "pip install --upgrade lockstep-jax",
+            NEWER_LOCKSTEP,
         )
     version = ".".join(str(part) for part in abi)
     if abi[0] != ABI[0] or abi < ABI:
@@ -172,7 +174,7 @@ def check_abi(facts: EngineFacts) -> Finding:
         return problem(
             name,
             f"the engine has MPI ABI {version}, jaxlib needs {expected}",
-            "pip install --upgrade lockstep-jax",
+            NEWER_LOCKSTEP,
         )
     return ok(name, f"all {facts.wanted} names that jaxlib needs are there, MPI ABI {version}")
 
@@ -190,7 +192,7 @@ def check_smoke(answer: Mapping[str, Any]) -> Finding:
         return problem(
             name,
             f"a psum over 2 devices gave {answer['result']} and not {answer['expected']}",
-            "pip install --upgrade lockstep-jax",
+            NEWER_LOCKSTEP,
         )
     if not answer["engine_calls"]:
         return problem(

@@ -98,7 +98,7 @@ def check_jax(facts: SoftwareFacts, collective: Callable[[], Finding]) -> Findin
         return warning(
             "jax",
             found,
-            f"if something fails: pip install --upgrade lockstep-jax, or {pin()}",
+            f"if something fails: {engine.NEWER_LOCKSTEP}, or {pin()}",
         )
     return ok("jax", facts.jax)
 
