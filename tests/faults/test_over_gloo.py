@@ -136,8 +136,12 @@ def test_a_process_that_does_not_come_is_reported_and_then_ends_the_job() -> Non
     result = run("late")
     assert "lockstep: waiting for" in result.stderr, result
     assert "process 1 does meanwhile:" in result.stderr
-    assert "has waited 1" in result.said_by_launcher.splitlines()[0]
-    assert "process 1 (" in result.said_by_launcher.splitlines()[0]
+    first, *_, last = result.said_by_launcher.splitlines()
+    at = f"program.py:{PROGRAM[: PROGRAM.index('# LATE')].count(chr(10)) + 1}"
+    for line in (first, last):
+        assert "has waited 1" in line, result
+        assert "process 1 (" in line
+        assert re.search(rf"; process 1 is at {at}; so process [02] ", line), result
 
 
 HANGS_ONCE = """

@@ -309,7 +309,10 @@ class Watch(threading.Thread):
             self._pause = waited + _FIRST_QUESTION
         elif is_wait and config.collective_timeout and waited >= config.collective_timeout:
             late = f"a collective over {self._source.library} has waited {waited:.0f} s"
-            self._publish(self._text(found, states, f"{late} (--collective-timeout). "))
+            text = self._text(found, states, f"{late} (--collective-timeout). ")
+            if at := state.where([states[process] for process in found.culprits]):
+                text = text.replace("\n", f"; {at}\n", 1)  # the first line is the headline
+            self._publish(text)
         elif (
             is_wait and config.stall_warning and waited >= config.stall_warning and not self._warned
         ):
