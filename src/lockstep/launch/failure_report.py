@@ -225,6 +225,8 @@ def _first(
     text = f"{failed}: {textwrap.shorten(how, most, placeholder=' ...') if most else how}"
     if first.record is None:
         cause = _cause(first)
+        place = tracebacks.place_of_crash(first.last_words)
+        text += f", {place}" if place else ""
         stop = "" if text.endswith(("?", ".")) else "."
         return text + (f"{stop} {cause}" if cause else "")
     place = "" if is_engines(first.record) else tracebacks.place(first.record.traceback)

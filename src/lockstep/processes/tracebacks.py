@@ -6,14 +6,16 @@ Consecutive frames of jax, other installed packages, Python and the launcher bec
 
 from __future__ import annotations
 
+import itertools
 import re
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lockstep._jax_compat import texts
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in ')
+_FRAME_OF_CRASH = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _SYNTAX = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+)$')
 """The line of a SyntaxError, which runs no function."""
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<package>[^/]+?)(?:\.py)?(?:/|$)")
@@ -89,12 +91,24 @@ def place(text: str) -> str:
     for line in text.split("\n"):
         frame = _FRAME.match(line)
         if frame and _package(frame["file"]) is None:
-            function = line[frame.end() :]
-            within = "" if function == "<module>" else f" in {function}"
-            found = f"{Path(frame['file']).name}:{frame['line']}{within}"
+            found = _shown(frame["file"], frame["line"], line[frame.end() :])
         elif not frame and (wrong := _SYNTAX.match(line)) and _package(wrong["file"]) is None:
             found = f"{Path(wrong['file']).name}:{wrong['line']}"
     return found
+
+
+def place_of_crash(lines: Iterable[str]) -> str:
+    """The same in the stacks that faulthandler writes, for the thread that crashed."""
+    stack = itertools.dropwhile(lambda line: not line.startswith("Current thread "), lines)
+    stack = itertools.takewhile(str.strip, stack)  # another thread's may follow
+    frames = filter(None, map(_FRAME_OF_CRASH.match, stack))
+    own = (_shown(*frame.groups()) for frame in frames if _package(frame["file"]) is None)
+    return next(own, "")
+
+
+def _shown(file: str, line: str, function: str) -> str:
+    within = "" if function == "<module>" else f" in {function}"
+    return f"{Path(file).name}:{line}{within}"
 
 
 def parts(text: str) -> tuple[str, str] | None:
