@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,20 @@ def test_each_solver_names_the_elements_that_differ(name: str) -> None:
     assert "(a + a.T) / 2" in text
     ignore = "check=False" if name.startswith("cho") else "lower=True or lower=False"
     assert ignore in text
+
+
+def functions_with(parameter: str) -> list[Any]:
+    found = [getattr(la, name) for name in dir(la) if not name.startswith("_")]
+    found = [each for each in found if callable(each) and not inspect.isclass(each)]
+    return [each for each in found if parameter in inspect.signature(each).parameters]
+
+
+@pytest.mark.parametrize("function", functions_with("lower"), ids=lambda each: each.__name__)
+def test_its_docstring_says_which_triangle_is_read(function: Any) -> None:
+    text = inspect.getdoc(function) or ""
+    said = re.search(r"^  lower: (.*?)(?=^  \*{0,2}\w+: |^\w|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert said, text
+    assert "triang" in said[1], said[1]
 
 
 @sample("dtype", DTYPES, 0, 2)

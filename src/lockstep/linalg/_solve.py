@@ -204,6 +204,7 @@ def potri(
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
       T_A: the argument ``tile`` of `inv`: the maximal number of rows of a tile.
+      lower: which triangle of ``a`` is read, as in `inv`.
       **unused: jaxmg's ``pad``, which is ignored, because any size works.
 
     Returns:
