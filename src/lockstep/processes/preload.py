@@ -140,6 +140,8 @@ class Preloaded:
         data = b""
         with contextlib.suppress(ConnectionResetError):
             data = self._line.recv(_LONGEST_ANSWER)
+        if not data:
+            self._pid = 0  # it may be another process's by now
         answer = json.loads(data) if data else {"problem": _HAS_ENDED}
         if "problem" in answer:
             self._fail(str(answer["problem"]))
