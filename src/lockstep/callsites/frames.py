@@ -290,7 +290,7 @@ def _is_one_operand(tokens: Sequence[str]) -> bool:
 
 
 def _last_bracket(tokens: Sequence[str]) -> int:
-    """Where the bracket opens that the last token closes; 0: it closes none."""
+    """The index of the token that opens the bracket which the last token closes; 0: none."""
     depth = 0
     if not tokens or tokens[-1] != ")":
         return 0

@@ -86,9 +86,10 @@ def run(
     Raises `LaunchError` when the program cannot be started.
     """
     handled, blocked = block_signals()
+    supervisor: set[int] = set()
     if line is not None:
         process_tree.adopt_orphans()
-    supervisor = process_tree.descendants()  # of process 0 only; it outlives the attempts
+        supervisor = process_tree.descendants()  # of process 0 only; it outlives the attempts
     ooms = OomKills()
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)

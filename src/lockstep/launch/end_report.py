@@ -91,7 +91,7 @@ class EndReport:
             self.folders(headline="; ".join(filter(None, (last.removesuffix("."), stopped))))
 
     def _stopped(self, first: EndedProcess) -> str:
-        """Where the program was that the others waited for, if the launcher had to stop it."""
+        """The place at which the process that the others waited for was stopped by the launcher."""
         for process in self.culprits():
             folder = _run_files.process_dir(self._job.run_dir, self._job.config.attempt, process)
             with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ def factor(
     with_status: bool = False,
     kernels: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `lockstep.linalg._cholesky.factor`."""
+    """The factor and its status; for the arguments see `lockstep.linalg._cholesky.factor`."""
     status, me = jnp.int32(0), lax.axis_index(axes)
     potrf = potrf_by_kernel if kernels else _tiles.potrf
     solve_right = solve_right_by_kernel if kernels else _tiles.solve_right

@@ -67,7 +67,7 @@ class Plan:
 
     @classmethod
     def for_cholesky(cls, n: int, placed: Placed, tile: int | None, natural: bool) -> Plan:
-        """As `of`, on the line or on the grid of devices that the cost model finds faster."""
+        """A plan as by `of`, on the line or on the grid that the cost model finds faster."""
         line = cls.of(n, placed, tile, natural)
         devices, platform = placed.sharded.devices, _validation.platform(placed)
         grid = _cost_model.cholesky_grid(n, devices, line.layout.tile, tile, platform)
