@@ -15,7 +15,7 @@ from lockstep.flight_recorder import format
 from lockstep.flight_recorder.argument_shapes import Differing
 from lockstep.flight_recorder.calls import Call, rounds
 from lockstep.flight_recorder.causes import Pattern
-from lockstep.flight_recorder.diagnose import Kind, diagnose
+from lockstep.flight_recorder.diagnose import Kind, diagnose, is_of_threads
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Site
@@ -116,6 +116,20 @@ def test_calls_that_two_threads_have_dispatched() -> None:
     text = short(found)
     assert "Likely: several threads dispatch collectives (step: MainThread, _identity_fn: " in text
     assert "jax.make_array_from_process_local_data does without it." in text
+
+
+def test_threads_that_python_named_by_the_order_of_their_start() -> None:
+    first, second = "Thread-1 (work)", "Thread-2 (work)"
+    sites = {
+        p: (
+            site(1000, line=41, name="step", thread=(first, second)[p]),
+            site(FAR, line=60, name="loss", thread=(second, first)[p]),
+        )
+        for p in range(2)
+    }
+    mine, theirs = [*steps(1), Step(0, FAR)], [Step(0, FAR), *steps(1)]
+    found = diagnose(job(mine, theirs, sites=sites).snapshot())
+    assert (patterns(found), is_of_threads(found)) == ([Pattern.THREADS], True)
 
 
 def test_processes_with_one_thread_each_of_another_name_have_another_fault() -> None:

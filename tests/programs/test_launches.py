@@ -17,7 +17,7 @@ from lockstep.flight_recorder.format import Op, ProcessState, State
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, jitted, launches
 from lockstep.programs.compilations import Program
-from lockstep.programs.launches import Record
+from lockstep.programs.launches import Record, sites_of
 
 OWNER = {0: 0, 1: 0, 2048: 1, 2049: 1}
 
@@ -173,13 +173,25 @@ def test_of_several_programs_of_a_function_none_is_named(programs: Any) -> None:
     assert [run for _, run, _ in entries(own)] == [0]
 
 
-def test_launches_of_other_threads_are_counted_only(programs: Any) -> None:
+def test_a_launch_of_another_thread_is_as_sure_as_one_of_the_main_thread(programs: Any) -> None:
     own = record()
     step = function(own, b"step")
     thread = threading.Thread(target=fast, args=(own, step))
     thread.start()
     thread.join()
-    assert [(number, run) for number, run, _ in entries(own)] == [(0, 0)]
+    [(number, run, _)] = entries(own)
+    assert number == 0
+    assert run in own.programs()
+
+
+def test_a_program_has_the_thread_that_launched_it_first(programs: Any) -> None:
+    own = record()
+    thread = threading.Thread(target=function, args=(own, b"step"), name="prefetch")
+    thread.start()
+    thread.join()
+    fast(own, function(own, b"step"))
+    [site] = sites_of(own.programs())
+    assert site.thread == "prefetch"
 
 
 def test_a_function_that_has_died_is_forgotten(programs: Any) -> None:

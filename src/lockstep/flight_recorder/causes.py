@@ -7,6 +7,7 @@ A cause is a pattern and the processes that show it; its text is made in
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,9 @@ def _of_threads(
     history: History, calls: Calls, first: Sequence[Called], mine: Call, theirs: Call
 ) -> Cause | None:
     """Calls from two threads of one process: JAX does not order them alike in all processes."""
-    if len(mine.threads) != 1 or len(theirs.threads) != 1 or mine.threads == theirs.threads:
+    if len(mine.threads) != 1 or len(theirs.threads) != 1:
+        return None
+    if mine.threads == theirs.threads and not _named_by_python(mine):
         return None
 
     def several(process: int, entry: Entry) -> bool:
@@ -118,10 +121,20 @@ def _of_threads(
         last = [e for e in track.entries if e.number <= entry.number][-_LATEST:]
         return len({t for e in last for t in calls.of(track, e).threads}) > 1
 
-    if not any(several(*called) for called in first):
+    def have_programs(process: int) -> bool:
+        return len({s.thread for s in history.run.processes[process].sites if s.thread}) > 1
+
+    # A thread that has a name of its own may have called once, long before.
+    is_sure = all(map(_named_by_python, (mine, theirs)))
+    if not any(several(*each) or (is_sure and have_programs(each[0])) for each in first):
         return None
     what = (*mine.modules[:1], *theirs.modules[:1])
     return Cause(Pattern.THREADS, (), what, threads=(*mine.threads, *theirs.threads))
+
+
+def _named_by_python(call: Call) -> bool:
+    """``Thread-1 (work)`` only says that this thread was started first."""
+    return all(re.match(r"Thread-\d", name) for name in call.threads)
 
 
 def _of_arguments(

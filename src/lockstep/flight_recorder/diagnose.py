@@ -24,6 +24,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep._jax_compat.texts import is_of_collective
 from lockstep.flight_recorder import barriers, causes, wait_graph
 from lockstep.flight_recorder.calls import Call, Calls, Round, rounds
 from lockstep.flight_recorder.causes import Cause
@@ -149,6 +150,11 @@ class Diagnosis:
     """In what the programs differ."""
 
 
+def is_of_threads(found: Diagnosis) -> bool:
+    """Whether calls differ because several threads make them: then no program is at fault."""
+    return any(cause.pattern is causes.Pattern.THREADS for cause in found.causes)
+
+
 def diagnose(run: Run) -> Diagnosis:
     """Finds what is wrong with a run, from the records of its processes."""
     return _Case(dataclasses.replace(run, processes=unified(run.processes))).diagnosis()
@@ -226,10 +232,13 @@ class _Case:
         return dataclasses.replace(diagnosis, difference=found)
 
     def _dead(self, dead: Sequence[int]) -> Diagnosis:
-        def order(process: int) -> tuple[bool, float, bool, int]:
-            ending = self.ended[process]
+        def order(process: int) -> tuple[bool, bool, float, bool, int]:
+            ending, error = self.ended[process], self.run.processes[process].error
+            # gloo's error that a connection is closed may come before the end of that process.
+            follows = error is not None and is_of_collective(error.summary.partition(": ")[2])
             when = float("inf") if ending.when is None else ending.when
-            return (not ending.is_fault, when, ending.kind is not ExitKind.KILLED, process)
+            was_killed = ending.kind is ExitKind.KILLED
+            return (not ending.is_fault, follows, when, not was_killed, process)
 
         first = min(dead, key=order)
         kind = Kind[self.ended[first].kind.name]

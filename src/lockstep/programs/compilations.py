@@ -59,6 +59,10 @@ class Program:
     """What the compiler was given, packed; b"": too long to be kept."""
     executable: str = ""
     """The `identity` of what the compiler has made of it; "": not known."""
+    thread: str = ""
+    """The name of the thread that launched it first; "": not known."""
+    arguments: tuple[str, ...] = ()
+    """Those of each device, ``x: f32[100,8]``, once it was launched; (): not known."""
 
     @functools.cached_property
     def key(self) -> str:
@@ -79,7 +83,9 @@ class Program:
         name, at, digest, flags = (str(found[k]) for k in ("name", "at", "digest", "flags"))
         devices = tuple(map(int, found["devices"]))
         module = base64.b64decode(found.get("module") or "")
-        return cls(name, at, digest, devices, flags, module, str(found.get("executable") or ""))
+        made, thread = (str(found.get(k) or "") for k in ("executable", "thread"))
+        arguments = tuple(map(str, found.get("arguments") or ()))
+        return cls(name, at, digest, devices, flags, module, made, thread, arguments)
 
     def without_module(self) -> Program:
         return dataclasses.replace(self, module=b"")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep import _jax_compat
+from lockstep.callsites import hlo_text
 from lockstep.flight_recorder import format, model
 from lockstep.flight_recorder.format import Op, ProcessRecord, Ring, State
 from lockstep.job.topology import Peer
@@ -40,7 +41,7 @@ _COUNT = struct.Struct("<Q")
 # Each launch uses these: a name of this module is found sooner than a name in another one.
 _ENTRIES, _ENTRY_BYTES, _WRITTEN_AT = format.ENTRIES, format.ENTRY_BYTES, format.RINGS_AT
 _pack, _pack_count = _ENTRY.pack_into, _COUNT.pack_into
-_now, _thread = time.monotonic_ns, threading.get_ident
+_now = time.monotonic_ns
 _LAUNCHED = int(Op.PROGRAM) | State.DONE << 24
 """Operation, dtype, reduction and state, a byte each."""
 _IN_FLIGHT = int(Op.PROGRAM) | State.ENTERED << 24
@@ -134,7 +135,12 @@ class Record:
             text = _jax_compat.text_of_executable(executable)
             if _jax_compat.has_collectives(text):
                 made = compilations.identity(executable, text, program.devices)
-                program = dataclasses.replace(program, executable=made)
+                program = dataclasses.replace(
+                    program,
+                    executable=made,
+                    thread=threading.current_thread().name,
+                    arguments=hlo_text.arguments(text),
+                )
                 self._launched[key] = launched = self._new(program)
                 self.new_sites(sites_of({launched.run_id: program}))
         return self._launched[key]
@@ -177,10 +183,8 @@ class Record:
             struct.pack_into("<I", self._map, format.STATE_AT + 4, self._clique_words)
 
     def _add(self, launched: Launched, is_sure: bool = True, kind: int = _LAUNCHED) -> None:
-        # Threads launch in another order on each process: what they launch is counted only.
-        head = launched.known
-        if not is_sure or (_thread() != self._main and kind == _LAUNCHED):
-            head = launched.unknown
+        # That of any thread: a program that orders its threads records them in that order.
+        head = launched.known if is_sure else launched.unknown
         with self._lock:
             if self._guess is not None:
                 self._take_back()
@@ -309,6 +313,8 @@ def sites_of(programs: Mapping[int, Program]) -> tuple[model.Site, ...]:
             shape="",
             used_file=one.at.rpartition(":")[0],
             used_line=int(one.at.rpartition(":")[2] or 0),
+            arguments=one.arguments,
+            thread=one.thread,
         )
         for run_id, one in programs.items()
     )

@@ -259,7 +259,7 @@ class Watch(threading.Thread):
     ) -> diagnose.Diagnosis:
         """What the states show, and for programs that differ in what they do."""
         found = state.judge(states, absent)
-        if found.kind not in _DIFFERENCES:
+        if found.kind not in _DIFFERENCES or diagnose.is_of_threads(found):
             return found
         launched = state.launched_at(found, states)
         if len({program.name for program in launched.values()}) != 1:
