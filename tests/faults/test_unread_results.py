@@ -48,6 +48,14 @@ try:
 except (ValueError, jax.errors.JaxRuntimeError):
     print("caught")
 """
+IN_A_THREAD = """
+import threading
+x = jax.make_array_from_process_local_data(rows, np.ones((jax.local_device_count(), 1)))
+call = jax.jit((lambda x: x.sum()) if jax.process_index() == 0 else (lambda x: x.max()))
+thread = threading.Thread(target=lambda: float(call(x)), name="evaluation")
+thread.start()
+thread.join()
+"""
 OVER_GLOO_CAUGHT = """
 import os
 import jax, jax.numpy as jnp, numpy as np
@@ -102,6 +110,15 @@ def test_a_program_that_has_caught_the_error_ends_as_it_likes(devices: int, size
     assert re.search(
         SWALLOWED + r"process 1 \(.*\) ended after 10 collectives; process 0", result.stderr
     )
+
+
+def test_an_error_that_has_ended_a_thread_fails_the_program() -> None:
+    """Python goes on without the thread, and would end with status 0."""
+    program = CAUGHT[: CAUGHT.index("local = ")] + IN_A_THREAD
+    result = run_lockstep([], program, d=1, timeout=SECONDS, expect_status=1, forked=True)
+    assert "this error has ended its thread evaluation." in result.stderr, result
+    last = result.said_by_launcher.splitlines()[-1]
+    assert re.search("called all-reduce|runs another program", last), result
 
 
 @sample(

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,9 @@ class _ProgramEnd(current_job.Part):
 
     error: BaseException | None = None
     """The uncaught exception of the program."""
+
+    in_thread: tuple[str, Exception] | None = None
+    """The error of a collective that has ended a thread of the program, and the thread's name."""
 
     def __init__(self) -> None:
         self.records: list[Callable[[bindings.Leaving], None]] = []
@@ -133,12 +137,20 @@ def _install_hooks() -> None:
         show(kind, error, trace)
 
     sys.excepthook = on_exception
+    threading.excepthook = functools.partial(_on_exception_of_thread, threading.excepthook)
     _jax_compat.install(
         RAISED,
         "a program that ends without reading a result that failed ends with status 0.",
         lambda: _jax_compat.watch_failures(note_failure),
     )
     os.register_at_fork(after_in_child=_on_fork)
+
+
+def _on_exception_of_thread(show: Callable[..., Any], args: threading.ExceptHookArgs) -> None:
+    ending, error = current_job.part(_ProgramEnd), args.exc_value
+    if ending.is_ours() and isinstance(error, Exception) and ending.is_of_collective(str(error)):
+        ending.in_thread = ending.in_thread or (getattr(args.thread, "name", "?"), error)
+    show(args)
 
 
 def _abort(label: str, kind: type[BaseException], error: BaseException) -> None:
@@ -164,7 +176,7 @@ def finish() -> None:
     """Waits for what the program has dispatched: its collectives are still to come.
 
     Raises what they failed with if the program has not been told: JAX raises where a result is
-    read, and it has read none of those.
+    read, and it has read none of those. An error that has ended a thread was caught by no line.
     """
     ending = current_job.part(_ProgramEnd)
     if not ending.is_ours() or ending.has_failed:
@@ -173,6 +185,10 @@ def finish() -> None:
         return
     was_told = ending.raised or not _jax_compat.is_in(RAISED)
     _wait(ending)
+    if ending.in_thread:
+        name, error = ending.in_thread
+        error.add_note(f"The program had ended: this error has ended its thread {name}.")
+        raise error
     error = _unread_failure(ending)
     if error is None or was_told:
         return
