@@ -149,7 +149,11 @@ def test_a_reason_ends_with_one_mark(reason: str, said: str) -> None:
 
 
 def test_the_last_line_of_a_deadline_has_the_line_of_the_program() -> None:
-    late = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 0 waited 20 s"
+    late = (
+        "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: all-reduce (sum) of 1 x f32 "
+        "(collective 4) on 2 devices (0, 2048): process 0 (pid 3 on a) waited 20 s. Not arrived: "
+        "process 1 (pid 4 on a). --collective-timeout sets the limit; 0 means none."
+    )
     rows = (
         "    process 1 has not arrived yet; process 0 waits in its 4th, train.py:13\n      rows\n"
     )
@@ -157,7 +161,7 @@ def test_the_last_line_of_a_deadline_has_the_line_of_the_program() -> None:
     failed = EndedProcess(0, Exit(exit_code=1), 2.0, record)
     assert last_line(failed, [failed], 2, "") == (
         "process 1 has not arrived yet; process 0 waits in its 4th, train.py:13; "
-        "process 0 of 2 failed first: process 0 waited 20 s (exit code 1)"
+        "process 0 of 2 failed: it waited 20 s (exit code 1)"
     )
 
 

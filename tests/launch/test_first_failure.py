@@ -116,6 +116,14 @@ def test_the_reason_stands_above_the_stacks_that_follow_it(above: list[str], fir
     assert last_words([*above, *DUMP], 1) == tuple(DUMP[-20:])
 
 
+def test_the_stack_of_the_thread_that_crashed_is_shown_from_its_innermost_frame() -> None:
+    above = [PYTHON, "", "Thread 0x1 (most recent call first):", *DUMP, ""]
+    crashed = ["Current thread 0x2 (most recent call first):", *DUMP]
+    assert last_words([*above, *crashed], -signal.SIGSEGV) == (PYTHON, "...", *crashed[:20])
+    alone = last_words(["training", *crashed], -signal.SIGSEGV)
+    assert alone == tuple(crashed[:20])
+
+
 def test_what_to_do_when_a_process_cannot_be_started() -> None:
     refused = PermissionError(errno.EACCES, "Permission denied", sys.executable)
     assert "Python itself cannot be executed" in not_started(refused)

@@ -178,6 +178,8 @@ def _dead(diagnosis: Diagnosis) -> str:
         subject = f"{label_of(row.process)} {how}"
         if inside and row.call:
             subject += f", inside {described(row.call)}"
+        elif row.activity is Activity.KILLED and row.call and not waiters(diagnosis):
+            subject += f"; its last: {described(row.call)}"  # it has no error that has a line
     else:
         first = _by_index(diagnosis, diagnosis.culprits[0])
         subject = f"{processes(diagnosis.culprits)} {first.activity.value}"

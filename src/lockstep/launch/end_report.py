@@ -87,7 +87,7 @@ class EndReport:
         if restart:
             self._console.report(restart)
         else:
-            last = last_line(first, endings, count, found, differences)
+            last = last_line(first, endings, count, found, differences, table)
             self.folders(headline="; ".join(filter(None, (last.removesuffix("."), stopped))))
 
     def _stopped(self, first: EndedProcess) -> str:

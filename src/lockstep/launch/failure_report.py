@@ -33,6 +33,8 @@ _UNREACHABLE = re.compile(
     r"process (?P<own>\d+) \(pid \d+ on \S+\) cannot reach host \S+ \(process(es)? (?P<other>\d+)"
 )
 """What `watchdog.silent_hosts` says of one lost host."""
+_DEADLINE = re.compile(r"failed first: .*? on \d+ devices.*? (waited \S+ s)\. Not arrived: .*")
+"""The engine's error for a collective that has waited for --collective-timeout."""
 _HAS_LINE = re.compile(r"\.py:\d")
 _NAMED = re.compile(r"\bprocess (\d+)|\bprocesses (\d+(?:(?:-|, )\d+)*)")
 _EXIT = re.compile(r"sys\.exit\(\d+\)$")
@@ -181,9 +183,14 @@ def last_line(
     count: int,
     found: str,
     differences: str = "",
+    table: str = "",
 ) -> str:
-    """The headline once more, on one line: people look at the last line of a run first."""
+    """The headline once more, on one line: people look at the last line of a run first.
+
+    ``table`` is the report from the records, which knows where a process was that has no error.
+    """
     text = _headline_alone(first, endings, count, found)
+    text = text if _HAS_LINE.search(text) else _with_place_of(table, text, first)
     if differences and (found or first.record is not None):
         text += f". Likely: the processes differ in {differences}"
     return text
@@ -196,7 +203,18 @@ def _headline_alone(
         return _placed(found, first).partition("\n")[0]
     most = None if is_engines(first.record) else MAX_LETTERS
     text = _first(first, alike(first, endings), count, most) + _who_had_left(first, endings)
-    return text if _HAS_LINE.search(text) else _second_line(first) + text
+    if _HAS_LINE.search(text) or not (second := _second_line(first)):
+        return text
+    # Who has not arrived stands in `second`.
+    return second + _DEADLINE.sub(rf"failed: it \1{_code(first)}", text)
+
+
+def _with_place_of(table: str, text: str, first: EndedProcess) -> str:
+    """``text`` with what the headline of the records says after how the first process ended."""
+    how = manner(first)
+    who, is_known, rest = table.partition("\n")[0].partition(how)
+    known = is_known and who.startswith(f"process {first.process_id} (")
+    return text.replace(how, how + rest, 1) if known else text
 
 
 def _second_line(first: EndedProcess) -> str:

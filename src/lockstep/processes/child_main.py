@@ -100,8 +100,8 @@ def _run(command: Sequence[str]) -> None:
         if error.code not in (None, 0):
             raise
         ended = error
-        if watchdogs := sys.modules.get("lockstep.watchdog.watchdogs"):
-            watchdogs.note_exit(error)
+        if own_waits := sys.modules.get("lockstep.watchdog.own_waits"):
+            own_waits.note_exit(error)
     if hook := sys.modules.get("lockstep.watchdog.shutdown_hook"):  # else it has joined no job
         try:
             hook.finish()

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from lockstep._errors import LaunchError
 from lockstep._jax_compat import texts
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
+from lockstep.processes.tracebacks import CRASHED
 from lockstep.system import fd_limit
 
 OURS = re.compile(texts.ENGINES)
@@ -157,10 +158,14 @@ def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
 
     If the process was killed by a signal, native code may have printed the reason, with the stacks
     of all threads after it: then the line with the reason comes first. Python's line above its own
-    stacks is only a consequence, and is used when there is no other.
+    stacks is only a consequence, and is used when there is no other. A stack of the thread that
+    crashed which is longer than the lines to show is shown from its innermost frame on.
     """
-    end = tuple(stderr[-LAST_WORDS:])
-    above = stderr[: len(stderr) - len(end)]
+    start = max(0, len(stderr) - LAST_WORDS)
+    crashed = [i for i, line in enumerate(stderr) if line.startswith(CRASHED)]
+    if exit_code < 0 and crashed:
+        start = min(start, crashed[-1])
+    end, above = tuple(stderr[start : start + LAST_WORDS]), stderr[:start]
     if exit_code >= 0 or any(_GAVE_UP.match(line) for line in end):
         return end
     for reason in (_GAVE_UP, _PYTHON_GAVE_UP):

@@ -15,6 +15,8 @@ from pathlib import Path
 from lockstep._jax_compat import texts
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in ')
+CRASHED = "Current thread "
+"""How faulthandler's stack of the thread that crashed begins."""
 _FRAME_OF_CRASH = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _SYNTAX = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+)$')
 """The line of a SyntaxError, which runs no function."""
@@ -99,7 +101,7 @@ def place(text: str) -> str:
 
 def place_of_crash(lines: Iterable[str]) -> str:
     """The same in the stacks that faulthandler writes, for the thread that crashed."""
-    stack = itertools.dropwhile(lambda line: not line.startswith("Current thread "), lines)
+    stack = itertools.dropwhile(lambda line: not line.startswith(CRASHED), lines)
     stack = itertools.takewhile(str.strip, stack)  # another thread's may follow
     frames = filter(None, map(_FRAME_OF_CRASH.match, stack))
     own = (_shown(*frame.groups()) for frame in frames if _package(frame["file"]) is None)

@@ -208,6 +208,12 @@ def watch_threads() -> None:
     threading.excepthook = ended
 
 
+def note_exit(error: SystemExit) -> None:
+    """The program ends by ``sys.exit()``, with a status of 0. Raises nothing."""
+    with contextlib.suppress(Exception):
+        current_job.part(OwnWaits).note_exit(error)
+
+
 class Deadlock(Exception):
     """A barrier that no process can release; its text is what the job has failed with."""
 

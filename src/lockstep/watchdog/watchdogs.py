@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,12 +83,6 @@ def hold(program: Any) -> None:
     """Keeps a program that was just made until the watchdog has read it. Raises nothing."""
     for watchdog in current_job.part(_Watchdogs).all:
         watchdog.hold(program)
-
-
-def note_exit(error: SystemExit) -> None:
-    """The program ends by ``sys.exit()``, with a status of 0. Raises nothing."""
-    with contextlib.suppress(Exception):
-        current_job.part(OwnWaits).note_exit(error)
 
 
 def scan() -> None:
