@@ -41,7 +41,7 @@ help:
 	@echo 'make lint      ruff, spelling and words, the listings of pages, clang-format, the table of MPI names, and actionlint if it is installed'
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (make test has 3 of them)'
-	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
+	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks, the pages in Chromium (many minutes)'
 	@echo 'make versions  a part of the tests under every supported Python and jax (docs/reference/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
 	@echo 'make format    rewrite the sources, and the listings of pages, as lint wants them'
@@ -93,6 +93,8 @@ format: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev $(VENV)/.installed-wheel
 	$(BIN)/python -m pytest -m slow --timeout 1800
+	@if command -v chromium >/dev/null; then $(MAKE) browse; \
+	else echo 'No chromium here: the pages were not opened (make browse).'; fi
 
 wheel: $(VENV)/.installed-wheel
 	$(BIN)/python scripts/wheel.py $(ARCH)
