@@ -31,7 +31,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find src native -name __pyca
 	-not -name '*.pyc' -not -name '*.so' -not -path 'native/tests*' -print)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test full examples check lint types format docs browse figures slow versions versions-corners wheel clean
+.PHONY: help demo test full examples check lint types format docs browse figures slow soak versions versions-corners wheel clean
 
 help:
 	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
@@ -42,6 +42,7 @@ help:
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (make test has 3 of them)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks, the pages in Chromium (many minutes)'
+	@echo 'make soak      random programs on random layouts, compared with NumPy: MINUTES=60 SEED=1'
 	@echo 'make versions  a part of the tests under every supported Python and jax (docs/reference/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
 	@echo 'make format    rewrite the sources, and the listings of pages, as lint wants them'
@@ -95,6 +96,12 @@ slow: $(VENV)/.installed-dev $(VENV)/.installed-wheel
 	$(BIN)/python -m pytest -m slow --timeout 1800
 	@if command -v chromium >/dev/null; then $(MAKE) browse; \
 	else echo 'No chromium here: the pages were not opened (make browse).'; fi
+
+# Random programs on random layouts, each result compared with NumPy (docs/design/soak.md).
+MINUTES ?= 60
+SEED ?= 1
+soak: $(VENV)/.installed-dev
+	$(BIN)/python tests/soak/run.py --minutes $(MINUTES) --seed $(SEED)
 
 wheel: $(VENV)/.installed-wheel
 	$(BIN)/python scripts/wheel.py $(ARCH)

@@ -17,9 +17,9 @@ from engine.random_programs.program import COMPLEX, FLOATS, Groups, Program, Ste
 MODULUS = 7
 
 
-def initial(program: Program) -> np.ndarray:
-    """The input: shape [*mesh, *device's shape], in the model's dtype."""
-    rng = np.random.default_rng(program.seed)
+def initial(program: Program, number: int = 0) -> np.ndarray:
+    """The input of this number: shape [*mesh, *device's shape], in the model's dtype."""
+    rng = np.random.default_rng([program.seed, number])
     shape = (*program.mesh.values(), *program.shape)
     values = rng.integers(0, 1 << 30, shape)
     if program.dtype in FLOATS:
@@ -29,9 +29,9 @@ def initial(program: Program) -> np.ndarray:
     return (values % 2 if program.dtype == "bool" else values).astype(program.dtype)
 
 
-def run(program: Program) -> list[np.ndarray]:
-    """The state after each step."""
-    state, states = initial(program), []
+def run(program: Program, state: np.ndarray) -> list[np.ndarray]:
+    """The state after each step, from ``state`` on."""
+    states = []
     for step in program.steps:
         state = _apply(step, state, program)
         states.append(state)

@@ -1,17 +1,23 @@
 """Runs random programs in this process of a job, and compares every step with the model.
 
-    python worker.py --first SEED --count N [--in-flight K]
+    python worker.py --first SEED --count N [--in-flight K] [--times T] [--repeat R] [--threads T]
 
 Prints what went wrong, with the seed and the steps, and exits with status 1; prints one line
 otherwise. Several programs are in flight at a time: nothing waits before the last is dispatched.
+Every other program donates its input.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import operator
 import os
+import re
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -24,6 +30,9 @@ from jax.sharding import PartitionSpec as P
 from engine.random_programs import auto, model
 from engine.random_programs.auto import AutoProgram
 from engine.random_programs.program import COMPLEX, FLOATS, Program, Step, generate
+
+_IN_HLO = re.compile(r" = .*? (?:all-|reduce-scatter|collective-)[a-z-]*\(")
+"""A collective in a compiled program."""
 
 
 def _apply(step: Step, x: jax.Array, flag: jax.Array, program: Program) -> jax.Array:
@@ -99,16 +108,23 @@ def _mix(x: jax.Array, program: Program) -> jax.Array:
 def _by_hand(program: Program, mesh: Mesh) -> Any:
     front = (1,) * len(mesh.axis_names)
 
-    def body(x: jax.Array, flag: jax.Array) -> list[jax.Array]:
-        x, states = x.reshape(program.shape), []
-        for step in program.steps:
-            x = _apply(step, x, flag, program)
-            states.append(x.reshape(front + x.shape))
-        return states
+    def body(xs: jax.Array, flag: jax.Array) -> list[jax.Array]:
+        def run(_: Any, x: jax.Array) -> tuple[Any, list[jax.Array]]:
+            states = []
+            for step in program.steps:
+                x = _apply(step, x, flag, program)
+                states.append(x)
+            return None, states
+
+        xs = xs.reshape(xs.shape[len(front) :])
+        if len(xs) == 1:
+            states = [state[None] for state in run(None, xs[0])[1]]
+        else:
+            states = lax.scan(run, None, xs)[1]
+        return [state.reshape(front + state.shape) for state in states]
 
     spec = P(*mesh.axis_names)
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=(spec, P()), out_specs=spec, check_vma=False)
-    return jax.jit(mapped)
+    return jax.shard_map(body, mesh=mesh, in_specs=(spec, P()), out_specs=spec, check_vma=False)
 
 
 def _by_jit(program: AutoProgram, mesh: Mesh) -> Any:
@@ -120,37 +136,48 @@ def _by_jit(program: AutoProgram, mesh: Mesh) -> Any:
         for step in program.steps:
             x = auto.apply(step, x, jnp, constrain)
             states.append(x)
-        return states
+        return [lax.with_sharding_constraint(state, NamedSharding(mesh, P())) for state in states]
 
-    return jax.jit(body, out_shardings=NamedSharding(mesh, P()))
+    return body
 
 
 class Run:
     """A program of either kind on this process: compiled, dispatched, compared."""
 
-    def __init__(self, program: Program | AutoProgram, devices: list[Any]) -> None:
+    def __init__(self, program: Program | AutoProgram, devices: list[Any], repeat: int) -> None:
         self.program = program
         chosen = np.array([devices[i] for i in program.devices])
         self.mesh = Mesh(chosen.reshape(tuple(program.mesh.values())), tuple(program.mesh))
-        self.takes_part = any(d.process_index == jax.process_index() for d in chosen)
+        processes = {d.process_index for d in chosen}
+        self.takes_part = jax.process_index() in processes
+        self.is_counted_here = min(processes) == jax.process_index()
+        self.repeat = repeat if isinstance(program, Program) else 1
+        self.donates = program.seed % 2 == 1
         self.outputs: list[jax.Array] = []
 
     def compile(self) -> None:
         if isinstance(self.program, Program):
-            function, host = _by_hand(self.program, self.mesh), model.initial(self.program)
-            self.expected, spec = model.run(self.program), P(*self.mesh.axis_names)
+            function, spec = _by_hand(self.program, self.mesh), P(*self.mesh.axis_names)
+            at = len(self.program.mesh)
+            hosts = [model.initial(self.program, number) for number in range(self.repeat)]
+            runs = [model.run(self.program, host) for host in hosts]
+            self.host = np.stack(hosts, at)
+            self.expected = [np.stack(states, at) for states in zip(*runs, strict=True)]
         else:
-            function, host = _by_jit(self.program, self.mesh), auto.initial(self.program)
-            self.expected, spec = auto.run(self.program), P()
-        self.arguments = (
-            self._array(host.astype(jnp.dtype(self.program.dtype)), spec),
-            self._array(np.asarray(self.program.flag, np.int32), P()),
-        )
-        self.compiled = function.lower(*self.arguments).compile()
+            function, spec = _by_jit(self.program, self.mesh), P()
+            self.host, self.expected = auto.initial(self.program), auto.run(self.program)
+        self.sharding = NamedSharding(self.mesh, spec)
+        jitted = jax.jit(function, donate_argnums=(0,) if self.donates else ())
+        self.compiled = jitted.lower(*self._arguments()).compile()
+        by_hand = self.repeat * sum(map(_collectives, self.program.steps))
+        self.collectives = by_hand or len(_IN_HLO.findall(self.compiled.as_text()))
 
-    def _array(self, host: np.ndarray, spec: Any) -> jax.Array:
-        sharding = NamedSharding(self.mesh, spec)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+    def _arguments(self) -> tuple[jax.Array, jax.Array]:
+        """Made anew for each execution: the program may have donated them."""
+        host = self.host.astype(jnp.dtype(self.program.dtype))
+        flag = np.asarray(self.program.flag, np.int32)
+        everywhere = NamedSharding(self.mesh, P())
+        return _array(host, self.sharding), _array(flag, everywhere)
 
     @property
     def is_alone(self) -> bool:
@@ -159,7 +186,7 @@ class Run:
         return len(here) == 1
 
     def dispatch(self) -> None:
-        self.outputs = self.compiled(*self.arguments)
+        self.outputs = self.compiled(*self._arguments())
 
     def compare(self) -> str:
         """Empty when every shard of every step is right, else what is wrong first."""
@@ -173,6 +200,17 @@ class Run:
         return ""
 
 
+def _collectives(step: Step) -> int:
+    """How many collectives an execution of the step has."""
+    if step.op == "loop":
+        return step.params["count"]
+    return step.op == "branch" or step.op in model.OPERATIONS
+
+
+def _array(host: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
 def _difference(have: np.ndarray, want: np.ndarray) -> str:
     if have.shape != want.shape:
         return f"shape {have.shape}, expected {want.shape}"
@@ -182,45 +220,85 @@ def _difference(have: np.ndarray, want: np.ndarray) -> str:
     return f"{count}, first at {list(first)}: {have[first]}, expected {want[first]}"
 
 
-def check(seeds: range, in_flight: int, devices: list[Any]) -> tuple[int, int]:
-    """Runs the programs twice each; returns how many executions there were and how many wrong."""
-    done = failed = 0
-    for start in range(0, len(seeds), in_flight):
+@dataclasses.dataclass
+class Tally:
+    """What was run and compared. A collective counts on the first process that takes part in it."""
+
+    executions: int = 0
+    collectives: int = 0
+    wrong: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        sums = map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other))
+        return Tally(*sums)
+
+
+def check(seeds: Sequence[int], devices: list[Any], options: argparse.Namespace) -> Tally:
+    """Runs the programs ``--times`` times each, some at once, and compares every result."""
+    tally = Tally()
+    for start in range(0, len(seeds), options.in_flight):
         drawn = [
-            (auto.generate if seed % 4 == 3 else generate)(seed, len(devices))
-            for seed in seeds[start : start + in_flight]
+            _draw(seed, len(devices), options.keep) for seed in seeds[start:][: options.in_flight]
         ]
-        batch = [run for run in (Run(program, devices) for program in drawn) if run.takes_part]
+        runs = [Run(program, devices, options.repeat) for program in drawn]
+        batch = [run for run in runs if run.takes_part]
         for run in batch:
             run.compile()
-        for _ in range(2):
+        for _ in range(options.times):
             for before, run in zip([None, *batch], batch, strict=False):
                 # JAX lets a program on one device of a process overtake one on several.
                 if before is not None and before.is_alone != run.is_alone:
                     jax.block_until_ready(before.outputs)
                 run.dispatch()
             for run in batch:
-                done += 1
-                if difference := run.compare():
-                    failed += 1
+                difference = run.compare()
+                tally += Tally(1, run.collectives * run.is_counted_here, bool(difference))
+                if difference:
                     print(f"WRONG on process {jax.process_index()}: {difference}\n{run.program}")
-    return done, failed
+    return tally
+
+
+def _draw(seed: int, devices: int, keep: Sequence[int] | None) -> Program | AutoProgram:
+    program = (auto.generate if seed % 4 == 3 else generate)(seed, devices)
+    if keep is None:
+        return program
+    return dataclasses.replace(program, steps=tuple(program.steps[i] for i in keep))
+
+
+def in_threads(seeds: Sequence[int], devices: list[Any], options: argparse.Namespace) -> Tally:
+    """Each thread has devices and programs of its own, in an order of its own."""
+    count = min(options.threads, len(devices))
+    if count == 1:
+        return check(seeds, devices, options)
+    with ThreadPoolExecutor(count) as pool:
+        tallies = pool.map(
+            lambda k: check(seeds[k::count], devices[k::count], options), range(count)
+        )
+        return sum(tallies, Tally())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--in-flight", type=int, default=4)
-    arguments = parser.parse_args()
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=20, help="how many seeds")
+    parser.add_argument("--in-flight", type=int, default=4, help="programs dispatched at once")
+    parser.add_argument("--times", type=int, default=2, help="executions of each program")
+    parser.add_argument("--repeat", type=int, default=1, help="inputs that an execution scans")
+    parser.add_argument("--threads", type=int, default=1, help="threads, each on some devices")
+    numbers = lambda text: [int(number) for number in text.split(",") if number]  # noqa: E731
+    parser.add_argument("--keep", type=numbers, help="0,2: only these steps of each program")
+    options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if "LOCKSTEP_NUM_PROCESSES" in os.environ:
         jax.distributed.initialize()
     devices = sorted(jax.devices(), key=lambda d: d.id)
-    seeds = range(arguments.first, arguments.first + arguments.count)
-    done, failed = check(seeds, arguments.in_flight, devices)
-    print(f"process {jax.process_index()}: {done} executions, {failed} wrong", flush=True)
-    return 1 if failed else 0
+    tally = in_threads(range(options.first, options.first + options.count), devices, options)
+    print(
+        f"process {jax.process_index()}: {tally.executions} executions, "
+        f"{tally.collectives} collectives, {tally.wrong} wrong",
+        flush=True,
+    )
+    return 1 if tally.wrong else 0
 
 
 if __name__ == "__main__":
