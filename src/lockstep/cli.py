@@ -7,6 +7,7 @@ jax is never imported here.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -69,8 +70,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _open_standard_streams() -> None:
+    """Has something open as stdin, stdout and stderr: else a file would get one of their numbers,
+    and what is printed would be written into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            assert os.open(os.devnull, os.O_RDWR) == number  # the lowest that is free
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
+    _open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and (command := _WITH_PROGRAM.get(words[0])):
