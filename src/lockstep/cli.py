@@ -80,7 +80,7 @@ def _open_standard_streams() -> None:
             assert os.open(os.devnull, os.O_RDWR) == number  # the lowest that is free
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

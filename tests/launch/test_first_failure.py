@@ -116,6 +116,13 @@ def test_the_reason_stands_above_the_stacks_that_follow_it(above: list[str], fir
     assert last_words([*above, *DUMP], 1) == tuple(DUMP[-20:])
 
 
+def test_a_process_that_could_make_no_thread_says_which_limit_to_raise() -> None:
+    reason = "F1128 00:19:40.6 29450 env.cc:93] Check failed: Thread creation via pthread_create()"
+    aborted = ended(0, -signal.SIGABRT, 2.0, None, (reason, "..."))
+    text = headline(aborted, [aborted], 2.0)[0]
+    assert "It could make no more threads: raise the limit (ulimit -u" in text.splitlines()[0]
+
+
 def test_the_stack_of_the_thread_that_crashed_is_shown_from_its_innermost_frame() -> None:
     above = [PYTHON, "", "Thread 0x1 (most recent call first):", *DUMP, ""]
     crashed = ["Current thread 0x2 (most recent call first):", *DUMP]

@@ -48,6 +48,10 @@ _NO_MEMORY = (
     "The kernel killed it because memory ran out: that of the machine, or the limit of the "
     "container or the batch job. Use fewer processes, smaller arrays, or more memory."
 )
+_NO_THREAD = (
+    "It could make no more threads: raise the limit (ulimit -u, or that of the container or the "
+    "batch job, pids.max), or use fewer processes."
+)
 _LOST = "The agent of a lost host ends its processes, and itself."
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "Likely a kill -9, or the kernel ran out of memory (see dmesg, and the memory "
@@ -65,6 +69,8 @@ def _cause(ending: EndedProcess) -> str | None:
         return _NO_MEMORY
     if ending.was_lost:
         return None if (ending.exit.reason or "").startswith(AGENT_LOST) else _LOST
+    if any("pthread_create" in line for line in ending.last_words):
+        return _NO_THREAD
     return _CAUSES.get(ending.exit.signal or 0)
 
 
