@@ -43,7 +43,7 @@ class Communicator {
   const int rank_;
   Recorder::Ring* const ring_;  // of this rank's device; null without a recorder
   std::mutex mutex_;  // XLA calls one collective of a device after the other; this makes it sure
-  std::uint32_t sequence_ = 0;
+  std::uint32_t sequence_ = kFirstNumber;
   Call all_to_all_;
   int rounds_ = 0;  // of the all-to-all that is being gathered
   Port port_;

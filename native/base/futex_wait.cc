@@ -16,6 +16,8 @@ namespace {
 
 // A sleeper checks the abort flag this often: an abort wakes no sleeper.
 constexpr std::chrono::milliseconds kMaxSleep{50};
+// The watchdog takes 0.7 ms of a core each time: a job that hangs for hours should cost nothing.
+constexpr std::chrono::milliseconds kOftenNotified{1000}, kRarely{250};
 constexpr int kSpinPolls = 32;
 // A program that has ended may have dispatched a collective that is still to come: so many polls,
 // each after a sleep, have to find it gone.
@@ -57,9 +59,9 @@ void WakeUp::notify() const {
 }
 
 void Counter::advance() {
-  value.fetch_add(1, std::memory_order_seq_cst);
+  steps.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_seq_cst) != 0)
-    syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    syscall(SYS_futex, &steps, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& limits,
@@ -81,6 +83,7 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& 
       pause();
     }
   } while (Clock::now() < spin_end);
+  const auto notify_rarely_from = Clock::now() + kOftenNotified;
   auto notify_at = Clock::now() + kLongWait;
   int polls_at_left = 0;
   for (;;) {
@@ -89,10 +92,10 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& 
         ++polls_at_left > kPollsAtLeft)
       return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;
     if (limits.deadline.passed()) return WaitResult::kDeadline;
-    // As often as a sleep without work would.
-    if (limits.wake_up != nullptr && Clock::now() >= notify_at) {
+    // As often as a sleep without work would, at first.
+    if (const auto now = Clock::now(); limits.wake_up != nullptr && now >= notify_at) {
       limits.wake_up->notify();
-      notify_at = Clock::now() + kMaxSleep;
+      notify_at = now + (now < notify_rarely_from ? kMaxSleep : kRarely);
     }
     Clock::duration most = kMaxSleep;
     if (!limits.deadline.never())
@@ -103,9 +106,9 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& 
       continue;
     }
     counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t seen = counter.value.load(std::memory_order_seq_cst);
-    const bool arrived = static_cast<std::int32_t>(seen - target) >= 0;
-    if (!arrived) sleep_while(counter.value, seen, most);
+    const std::uint32_t seen = counter.steps.load(std::memory_order_seq_cst);
+    const bool arrived = static_cast<std::int32_t>(kFirstNumber + seen - target) >= 0;
+    if (!arrived) sleep_while(counter.steps, seen, most);
     counter.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (arrived || counter.reached(target)) return WaitResult::kReached;
   }

@@ -3,8 +3,8 @@
 //
 // A Counter lives in memory that several processes may map. Its value wraps; distances are taken
 // as signed differences, so waiter and writer may be up to 2^31 steps apart. The sleeper count
-// lets a writer skip the system call when no thread sleeps. Writer: add to value, then read
-// sleepers. Waiter: add to sleepers, then read value. Both pairs are sequentially consistent, so at
+// lets a writer skip the system call when no thread sleeps. Writer: add to steps, then read
+// sleepers. Waiter: add to sleepers, then read steps. Both pairs are sequentially consistent, so at
 // least one side sees the other and no wake-up is lost.
 #pragma once
 
@@ -16,11 +16,18 @@ namespace lockstep {
 
 using Clock = std::chrono::steady_clock;
 
+// Where counters and the numbers of messages and collectives begin. They wrap after 2^32: a test
+// builds an engine in which they begin shortly before that (tests/native/test_wrapping.py).
+#ifndef LOCKSTEP_FIRST_NUMBER
+#define LOCKSTEP_FIRST_NUMBER 0
+#endif
+inline constexpr std::uint32_t kFirstNumber = LOCKSTEP_FIRST_NUMBER;
+
 struct alignas(64) Counter {
-  std::atomic<std::uint32_t> value{0};
+  std::atomic<std::uint32_t> steps{0};
   std::atomic<std::uint32_t> sleepers{0};
 
-  std::uint32_t load() const { return value.load(std::memory_order_acquire); }
+  std::uint32_t load() const { return kFirstNumber + steps.load(std::memory_order_acquire); }
   bool reached(std::uint32_t target) const {
     return static_cast<std::int32_t>(load() - target) >= 0;
   }

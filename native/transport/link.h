@@ -60,10 +60,11 @@ class Link {
 
   const std::size_t capacity_;
   std::byte* const slots_;
-  std::uint32_t sent_ = 0;
-  std::uint32_t next_ = 0;
-  std::uint32_t last_received_ = 0;  // the last collective's number, and 1
-  std::uint32_t posted_ = 0;  // the first message for which nothing is posted; at least next_
+  std::uint32_t sent_ = kFirstNumber;
+  std::uint32_t next_ = kFirstNumber;
+  std::uint32_t last_received_ = kFirstNumber;  // the last collective's number, and 1
+  std::uint32_t posted_ =
+      kFirstNumber;  // the first message for which nothing is posted; at least next_
   std::array<std::byte*, kDepth> wanted_{};
   Counter released_;  // messages that the peer has released
   Counter written_;   // messages that have arrived

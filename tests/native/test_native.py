@@ -145,7 +145,10 @@ def _build(folder: str, **defines: str) -> Path:
     ]
     # The installation's settings stay as they are, so that its objects are not compiled again.
     commands = [] if (build / "build.ninja").exists() and not defines else [configure]
-    for command in (*commands, [cmake, "--build", str(build), "--target", "lockstep_tests"]):
+    for command in (
+        *commands,
+        [cmake, "--build", str(build), "--target", "lockstep_tests", "lockstep"],
+    ):
         done = _run(command, BUILD_SECONDS)
         assert done.returncode == 0, done.stdout
     return build / "tests" / "lockstep_tests"

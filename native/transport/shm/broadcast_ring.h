@@ -61,7 +61,7 @@ class BroadcastRing {
   int processes_;
   int writer_;
   int self_;
-  std::uint32_t next_ = 0;  // the slot to write (writer) or to read (reader) next
+  std::uint32_t next_ = kFirstNumber;  // the slot to write (writer) or to read (reader) next
 };
 
 }  // namespace lockstep

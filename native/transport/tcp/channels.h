@@ -94,9 +94,9 @@ class Channels {
   };
   struct Open {
     ReceiveRing receive_ring;
-    std::uint32_t next = 0;     // the first message that is not there
-    std::uint32_t headers = 0;  // messages whose stripe 0 has begun
-    int fillings = 0;           // reads into posted memory
+    std::uint32_t next = kFirstNumber;     // the first message that is not there
+    std::uint32_t headers = kFirstNumber;  // the first message whose stripe 0 has not begun
+    int fillings = 0;                      // reads into posted memory
     std::array<Pending, kMaxSlots> pending{};
     Pending& at(std::uint32_t number) { return pending[number % kMaxSlots]; }
     std::byte* slot(std::uint32_t number) const {

@@ -36,9 +36,9 @@ class UcxChannels {
  private:
   struct Open {
     ReceiveRing ring;
-    std::uint32_t next = 0;      // the first that is not there
-    std::uint64_t expected = 0;  // bit i: message `next + i` has got its room
-    std::uint64_t there = 0;     // bit i: and its bytes
+    std::uint32_t next = kFirstNumber;  // the first that is not there
+    std::uint64_t expected = 0;         // bit i: message `next + i` has got its room
+    std::uint64_t there = 0;            // bit i: and its bytes
   };
   static std::byte* slot(Open& open, std::uint32_t number, std::size_t bytes);
   static void advance(Open& open, std::uint32_t number);

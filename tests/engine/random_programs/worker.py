@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import operator
 import os
 import re
@@ -31,6 +32,8 @@ from engine.random_programs import auto, model
 from engine.random_programs.auto import AutoProgram
 from engine.random_programs.program import COMPLEX, FLOATS, Program, Step, generate
 
+_MOST_ELEMENTS = 1 << 20
+"""Of all inputs of an execution, on a device."""
 _IN_HLO = re.compile(r" = .*? (?:all-|reduce-scatter|collective-)[a-z-]*\(")
 """A collective in a compiled program."""
 
@@ -151,7 +154,10 @@ class Run:
         processes = {d.process_index for d in chosen}
         self.takes_part = jax.process_index() in processes
         self.is_counted_here = min(processes) == jax.process_index()
-        self.repeat = repeat if isinstance(program, Program) else 1
+        self.repeat = 1
+        if isinstance(program, Program):
+            # Each step of each input is kept, here and by the model.
+            self.repeat = min(repeat, max(1, _MOST_ELEMENTS // max(1, math.prod(program.shape))))
         self.donates = program.seed % 2 == 1
         self.outputs: list[jax.Array] = []
 
