@@ -13,27 +13,33 @@ from lockstep.callsites import frames
 from lockstep.flight_recorder import model
 from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.nccl import library
+from lockstep.nccl.ras_polls import RasPolls
 from lockstep.programs import compilations
-from lockstep.watchdog import shutdown_hook
+from lockstep.watchdog import launch_watch, shutdown_hook
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.store_watch import Source, Watch
 
 GPU = ("gpu", "cuda", "rocm")
 """JAX's names of platforms whose collectives go over NCCL, or AMD's RCCL, which is alike."""
+_NCCL = "NCCL"
 
 
 def start(platform: str) -> None:
     """To be called when JAX has made its backends, before the first program is compiled.
 
-    Does nothing on CPUs, outside of a job, and where the user has named a plug-in of their own.
-    Raises `EngineError` where this copy of Lockstep has none.
+    Does nothing on CPUs and outside of a job. Where the user has named a plug-in of their own,
+    launches of programs are recorded in the place of collectives. Raises `EngineError` where this
+    copy of Lockstep has no plug-in.
     """
     if platform not in GPU or _jax_compat.distributed_client() is None:
         return
     shutdown_hook.watch()
     process, count = _jax_compat.distributed_place()
     config, own = _config.current(), str(library.path())
-    if count == 1 or not config.record or os.environ.get(library.VARIABLE) not in (None, "", own):
+    if count == 1 or not config.record:
+        return
+    if os.environ.get(library.VARIABLE) not in (None, "", own):
+        launch_watch.start(_NCCL, RasPolls())
         return
     peer = topology.this_process(process, config.host_id, "", 0)
     folder = None
@@ -61,7 +67,7 @@ def start(platform: str) -> None:
     compilations.note(current_job.part(OwnWaits).note_compilation)
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
     path = f"/proc/self/fd/{descriptor}"
-    source = Source("NCCL", lambda latest: model.read_record(path, latest=latest))
+    source = Source(_NCCL, lambda latest: model.read_record(path, latest=latest), counts=RasPolls())
     watch = Watch(store, peer, count, source, folder)
     watch.start()
     shutdown_hook.at_the_end(library.leave, watch.stop)

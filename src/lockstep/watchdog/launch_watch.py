@@ -15,6 +15,7 @@ from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.programs import compilations, launches
 from lockstep.watchdog import main_thread, shutdown_hook
+from lockstep.watchdog.library_counts import LibraryCounts
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.record_reader import write_sites
 from lockstep.watchdog.store_watch import Source, Watch
@@ -22,10 +23,11 @@ from lockstep.watchdog.store_watch import Source, Watch
 HOOK = "the watch of launches"
 
 
-def start(library: str) -> None:
+def start(library: str, counts: LibraryCounts | None = None) -> None:
     """To be called when JAX has made its devices, before the first program is compiled.
 
-    ``library``: what moves the data, ``gloo``. Does nothing outside of a job.
+    ``library``: what moves the data, ``gloo``; ``counts``: what it says of itself. Does nothing
+    outside of a job.
     """
     if _jax_compat.distributed_client() is None:
         return
@@ -47,7 +49,7 @@ def start(library: str) -> None:
         return
     looked = _Looks(record)
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
-    source = Source(library, looked.read, record.programs, owner)
+    source = Source(library, looked.read, record.programs, owner, counts)
     watch = Watch(store, peer, count, source, folder)
     current_job.part(_Watched).watch = watch
     _recording.record = record

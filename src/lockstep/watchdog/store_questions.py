@@ -16,6 +16,8 @@ from typing import Any
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import stack_dump
+from lockstep.system.interfaces import interfaces
+from lockstep.watchdog.library_counts import Place
 from lockstep.watchdog.store_state import Missing, ProcessState
 
 ANSWER_SECONDS = 5.0
@@ -49,6 +51,7 @@ class Questions:
 
     def publish_place(self) -> None:
         place = {"pid": self._own.pid, "host": self._own.host_id, "label": self._own.label}
+        place["addresses"] = sorted({each.address for each in interfaces()})
         with contextlib.suppress(Exception):
             self._store.put(f"{_PLACES}/{self._own.process}", place, overwrite=True)
 
@@ -100,6 +103,10 @@ class Questions:
                 break
         found[self._own.process] = self._state()
         return found, verdict
+
+    def places(self) -> dict[int, Place]:
+        """Where each process runs, as far as they have said it."""
+        return {int(n): Place.from_json(own) for n, own in self._store.values(_PLACES).items()}
 
     def absent(self, states: Mapping[int, ProcessState]) -> dict[int, Missing]:
         """What is known of the processes that have not answered."""

@@ -84,6 +84,13 @@ class ProcessState:
             raise RecordError(f"process {index} has published no state: {error!r}") from error
         return cls(index, record, callers, stack, at, inside, still, compiles, programs)
 
+    @property
+    def launched_last(self) -> Program | None:
+        """The latest program that was launched, where launches are recorded."""
+        entries = (entry for ring in self.record.rings for entry in ring.entries)
+        known = [entry.run_id for entry in entries if entry.run_id in self.programs]
+        return self.programs[known[-1]] if known else None
+
     def as_process(self, index: int) -> model.Process:
         waits = Waits(compiles=self.compiles.title if self.compiles else "")
         sites = launches.sites_of(self.programs)

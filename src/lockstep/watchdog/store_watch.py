@@ -35,6 +35,7 @@ from lockstep.programs.compilations import Program
 from lockstep.watchdog import ending, main_thread, shutdown_hook
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
+from lockstep.watchdog.library_counts import Lag, LibraryCounts, joined
 from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
 from lockstep.watchdog.store_state import Missing, ProcessState
 
@@ -42,6 +43,8 @@ _POLL_SECONDS = 1.0
 _FIRST_QUESTION = 3.0
 """Seconds without progress after which a process asks the others; then twice as long each time."""
 _LONGEST_PAUSE = 60.0
+_MOST_FOR_COUNTS = 10.0
+"""How much later than ``--stall-warning`` a wait is reported, while the library is asked."""
 _DIFFERENCES = (diagnose.Kind.MISMATCH, diagnose.Kind.ONE_SIDED, diagnose.Kind.PROGRAMS)
 """The faults of launches that are compared."""
 
@@ -58,6 +61,9 @@ class Source:
     """The programs that were launched, by the run ids in the record."""
     owner: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """The process of each device, where the record is of launches: these are compared."""
+    counts: LibraryCounts | None = None
+    """What the library says itself. It is one of GPUs then, for which XLA compiles on all processes
+    together."""
 
     @property
     def is_of_launches(self) -> bool:
@@ -156,10 +162,12 @@ class Watch(threading.Thread):
         if progress != self._progress or not state.waits(record):
             self._progress, self._since = progress, now
             self._pause, self._warned, self._seen = _FIRST_QUESTION, False, ()
+            if self._source.counts:
+                self._source.counts.end()
         self._read_news()
-        if self._launches is None:
+        if self._source.counts:
             self._look_at_main_thread(now)
-        else:
+        if self._launches:
             self._compare(record)
         if now - self._since >= self._pause and not self._over.is_set():
             self._pause = min(2 * self._pause, self._pause + _LONGEST_PAUSE)
@@ -298,8 +306,9 @@ class Watch(threading.Thread):
     ) -> None:
         config = _config.current()
         is_tolerated = found.kind in _DIFFERENCES and self._has_warned_of_programs
-        # A launch that all have come to takes as long as it takes.
-        is_wait = bool(found.culprits) or not self._source.is_of_launches
+        lag, is_settled = self._lag(waited)
+        # A launch that all have come to takes as long as it takes, unless the library says more.
+        is_wait = bool(found.culprits or lag) or not self._source.is_of_launches
         if found.kind.is_fault and not is_tolerated and all(one.is_gone for one in absent.values()):
             # The states are of different moments, so a fault counts when nothing has moved since.
             come = tuple(state.progress(s.record) for s in states if s)
@@ -309,20 +318,49 @@ class Watch(threading.Thread):
             self._pause = waited + _FIRST_QUESTION
         elif is_wait and config.collective_timeout and waited >= config.collective_timeout:
             late = f"a collective over {self._source.library} has waited {waited:.0f} s"
-            text = self._text(found, states, f"{late} (--collective-timeout). ")
-            if at := state.where([states[process] for process in found.culprits]):
-                text = text.replace("\n", f"; {at}\n", 1)  # the first line is the headline
-            self._publish(text)
+            self._publish(self._late(found, lag, states, f"{late} (--collective-timeout). "))
+        elif not is_settled:
+            self._pause = waited + _POLL_SECONDS
         elif (
             is_wait and config.stall_warning and waited >= config.stall_warning and not self._warned
         ):
             self._warned = True
             whole = state.report(found, states, absent)
-            ending.say(f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {whole}")
+            said = [f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {whole}"]
+            ending.say("\n".join([*said, *([joined(lag, states)] if lag else [])]))
         limits = (config.stall_warning * (not self._warned), config.collective_timeout)
         for limit in limits:
             if limit and waited < limit:
                 self._pause = min(self._pause, limit)
+
+    def _lag(self, waited: float) -> tuple[Lag | None, bool]:
+        """What the library says, and whether no more is to be waited for.
+
+        It is asked from the half of ``--stall-warning`` on.
+        """
+        config, counts = _config.current(), self._source.counts
+        limit = min(filter(None, (config.stall_warning, config.collective_timeout)), default=0.0)
+        if counts is None or not limit or waited < limit / 2:
+            return None, True
+        counts.begin()
+        is_early, is_late = waited < limit, waited >= limit + _MOST_FOR_COUNTS
+        is_settled = counts.is_settled or self._warned or is_early or is_late
+        return counts.lag(self._questions.places()), is_settled
+
+    def _late(
+        self,
+        found: diagnose.Diagnosis,
+        lag: Lag | None,
+        states: list[ProcessState | None],
+        lead: str,
+    ) -> str:
+        """The error after ``--collective-timeout``; its first line is the headline."""
+        if lag and not found.culprits:
+            return f"lockstep: {lead}{joined(lag, states)}"
+        text = self._text(found, states, lead)
+        if at := state.where([states[process] for process in found.culprits]):
+            text = text.replace("\n", f"; {at}\n", 1)
+        return f"{text}\n  {joined(lag, states)}" if lag else text
 
     def _text(self, found: diagnose.Diagnosis, states: list[ProcessState | None], lead: str) -> str:
         text = f"lockstep: {lead}{text_report.short(found, 4000)}"

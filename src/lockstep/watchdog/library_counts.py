@@ -1,0 +1,82 @@
+"""What a library of collectives says of how far each process is, beside Lockstep's records. Pure.
+
+A library that counts the collectives of all processes knows who lags also where the processes
+have launched the same programs, in which one of them stays behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from lockstep.watchdog.store_state import ProcessState
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a process of the job runs."""
+
+    pid: int
+    addresses: tuple[str, ...] = ()
+    """Those of its host."""
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, object]) -> Place:
+        addresses = found.get("addresses")
+        own = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
+        pid = found.get("pid")
+        return cls(pid if isinstance(pid, int) else -1, own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lag:
+    """Processes that have started fewer collectives than others, for some time."""
+
+    behind: tuple[int, ...]
+    waiting: tuple[int, ...]
+    text: str
+    """What the library says: a sentence without a full stop."""
+
+
+class LibraryCounts(Protocol):
+    """Asks the library, on a thread of its own, from `begin` to `end`."""
+
+    def begin(self) -> None:
+        """Something stands still."""
+
+    def end(self) -> None:
+        """It goes on."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the library has answered often enough, or does not answer."""
+        ...
+
+    def lag(self, places: Mapping[int, Place]) -> Lag | None:
+        """What the latest answers prove."""
+        ...
+
+
+def joined(lag: Lag, states: Sequence[ProcessState | None]) -> str:
+    """A lag with what the processes have launched, and the lines where they are."""
+    ways = ((lag.behind, "launched last"), (lag.waiting, "waits in"))
+    parts = [part for some, verb in ways for part in _programs(some, verb, states)]
+    return "; ".join([lag.text, *parts])
+
+
+def _programs(
+    some: Sequence[int], verb: str, states: Sequence[ProcessState | None], most: int = 2
+) -> list[str]:
+    found = []
+    for process in some:
+        state = states[process] if process < len(states) else None
+        if state is None:
+            continue
+        at = f"is at {state.at}" if state.at and verb != "waits in" else ""
+        launched = state.launched_last
+        program = f"{verb} {launched.title}" if launched else ""
+        if words := " and ".join(filter(None, (program, at))):
+            found.append(f"process {process} {words}")
+    left = len(found) - most
+    return [*found[:most], *([f"{left} more processes alike"] if left > 0 else [])]

@@ -1,0 +1,147 @@
+"""Jobs with a profiler plug-in of the user's own: what NCCL's RAS says, joined with the launches.
+
+Real processes launch programs over gloo, which are told to be GPUs, and one of them has a stand-in
+of the RAS port.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support import Result, assert_unsaid, run_lockstep
+
+TESTS = Path(__file__).parents[1]
+HEAD = f"""
+import os, sys, time
+sys.path.insert(0, {str(TESTS)!r})
+os.environ["NCCL_PROFILER_PLUGIN"] = "libmine.so"
+import lockstep
+from lockstep.bootstrap import jax_hooks
+told = jax_hooks._after_backends
+jax_hooks._after_backends = lambda platform: told("cuda" if platform == "cpu" else platform)
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+lockstep.initialize()
+from nccl import ras_stand_in as ras
+me, count = jax.process_index(), jax.process_count()
+pids = [int(pid) for pid in np.ravel(multihost_utils.process_allgather(np.int32(os.getpid())))]
+mesh = jax.make_mesh((count,), ("x",), (AxisType.Auto,))
+x = jax.make_array_from_callback(
+    (count, 4), NamedSharding(mesh, P("x")), lambda at: np.ones((1, 4), "float32")
+)
+
+def late(seconds):
+    if me == 1:
+        time.sleep(float(seconds))
+    return seconds
+
+def body(v, seconds):
+    wait = jax.pure_callback(late, jax.ShapeDtypeStruct((), "float32"), seconds)
+    return jax.lax.psum(v * (1 + 0 * wait), "x")
+
+step = jax.jit(  # STEP
+    jax.shard_map(body, mesh=mesh, in_specs=(P("x"), P()), out_specs=P(), check_vma=False)
+)
+
+@jax.jit
+def computed(v):
+    # Still to be computed when `step` is called, which is so dispatched to another thread.
+    a = jax.lax.fori_loop(0, 30, lambda _, a: a @ a / 900, jax.numpy.ones((900, 900)))
+    return v + 0 * a[0, 0]
+
+def answers(first, second):
+    ranks = [ras.rank(n, pids[n], AllReduce=second if n == 1 else first) for n in range(count)]
+    return ras.sends(ras.answer((ranks, [])))
+
+def listen(*behaviours):
+    port = ras.RasPort(*behaviours)
+    os.environ["NCCL_RAS_ADDR"] = "127.0.0.1:%d" % port.address[1]
+    return port
+
+zero = np.float32(0)
+for _ in range(3):
+    jax.block_until_ready(step(x, zero))
+"""
+OPTIONS = ["--collectives", "gloo", "--stall-warning", "4", "--collective-timeout", "10"]
+
+
+def run(program: str, n: int = 2, status: int = 1) -> Result:
+    return run_lockstep(OPTIONS, HEAD + program, n=n, timeout=100, expect_status=status)
+
+
+def line_of(program: str, mark: str) -> int:
+    lines = (HEAD + program).splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(mark))
+
+
+def test_a_process_that_does_not_come_is_told_with_its_line_and_the_counts_of_nccl() -> None:
+    program = """
+port = listen(answers(4, 3))
+if me == 1:
+    time.sleep(1000)  # LATE
+jax.block_until_ready(step(x, zero))  # WAITS
+"""
+    result = run(program)
+    late = line_of(program, "# LATE")
+    assert "waiting for" in result.stderr, result
+    said = result.said_by_launcher
+    assert "a collective over NCCL has waited" in said, result
+    assert "has not arrived yet; process 0 waits" in said
+    assert f"program.py:{late}" in said
+    assert (
+        "NCCL counts on 2 GPUs (3 equal answers of its RAS): 3 all-reduces of process 1, " in said
+    )
+    assert "process 0 waits in body (program.py" in said
+
+
+def test_one_that_lags_inside_of_a_program_that_all_have_launched_is_named() -> None:
+    program = """
+port = listen(answers(4, 3))
+result = step(computed(x), np.float32(1000))
+jax.block_until_ready(result)  # WAITS
+"""
+    result = run(program)
+    said = result.said_by_launcher
+    wanted = (
+        "a collective over NCCL has waited",
+        "3 all-reduces of process 1, 4 of process 0",
+        "process 1 launched last body (program.py",
+        f"and is at program.py:{line_of(program, '# WAITS')}",
+        "process 0 waits in body (program.py",
+    )
+    for words in wanted:
+        assert words in said.partition("\n")[0], (words, result)
+    assert "waiting for" in result.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("behaviour", ["ras.sends(b'garbage')", "ras.slowly(b'x' * 9000)", "None"])
+def test_a_hostile_port_changes_nothing(behaviour: str) -> None:
+    program = f"""
+port = listen({behaviour})
+if me == 1:
+    time.sleep(1000)
+jax.block_until_ready(step(x, zero))
+"""
+    result = run(program)
+    assert "has not arrived yet; process 0 waits" in result.said_by_launcher, result
+    assert_unsaid("NCCL counts on", result.stderr)
+    assert_unsaid("the watch of", result.stderr)
+
+
+@pytest.mark.full
+def test_a_job_that_computes_long_hears_nothing() -> None:
+    program = """
+port = listen(answers(4, 4))
+jax.block_until_ready(step(computed(x), np.float32(13)))
+print("done")
+"""
+    result = run(program, status=0)
+    assert {process: lines[-1] for process, lines in result.by_process.items()} == {
+        0: "done",
+        1: "done",
+    }
+    assert_unsaid("over NCCL", result.stderr)
