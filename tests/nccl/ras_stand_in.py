@@ -125,6 +125,7 @@ class RasPort:
                     connection.sendall(self._acknowledges)
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends a thread that waits in accept, too
         self._listener.close()
         for connection in self._silent:
             connection.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lockstep._errors import ConfigError
+from lockstep.hosts import host_attempt
 from lockstep.nccl import gpus
+from lockstep.system.interfaces import interfaces, is_loopback
 from support import run_lockstep
 
 NAMED = {
@@ -81,6 +85,90 @@ def test_too_few_gpus_are_an_error_that_says_how_many() -> None:
     gpus.check(64, None, 0)  # there are none, and JAX says so
 
 
+# Under a cluster's launcher
+
+EACH_ITS_OWN = {
+    "srun --gpus-per-task=1": {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "3"},
+    "srun --tres-per-task=gres/gpu:1": {"SLURM_TRES_PER_TASK": "gres/gpu:1"},
+    "srun --gpu-bind=single:1": {"SLURM_GPU_BIND": "single:1", "CUDA_VISIBLE_DEVICES": "0"},
+    "a wrapper of mpirun": {"CUDA_VISIBLE_DEVICES": "2"},
+    "AMD": {"ROCR_VISIBLE_DEVICES": "2"},
+}
+ALL_SEE_ALL = {
+    "srun --gres=gpu:4": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+    "srun --gpus-per-task=1 --gpu-bind=none": {
+        "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_GPU_BIND": "none",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+    },
+    "mpirun": {},
+}
+
+
+@pytest.mark.parametrize("environ", EACH_ITS_OWN.values(), ids=EACH_ITS_OWN)
+def test_a_task_that_sees_only_its_own_gpu_uses_that(environ: dict[str, str]) -> None:
+    # The third of four tasks: JAX's own detection would take GPU 2, which it does not see.
+    assert gpus.of_task(2, 4, None, 1, environ) == {}
+    assert gpus.of_task(2, 4, 1, 1, environ) == {"JAX_LOCAL_DEVICE_IDS": "0"}
+
+
+def test_two_tasks_with_two_gpus_each_are_not_taken_for_sharing_two() -> None:
+    environ = {"SLURM_GPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert gpus.of_task(1, 2, None, 2, environ) == {}
+    assert gpus.of_task(1, 2, 2, 2, environ) == {"JAX_LOCAL_DEVICE_IDS": "0,1"}
+
+
+@pytest.mark.parametrize("environ", ALL_SEE_ALL.values(), ids=ALL_SEE_ALL)
+def test_tasks_that_see_all_gpus_choose_by_their_local_rank(environ: dict[str, str]) -> None:
+    assert gpus.of_task(2, 4, None, 4, environ) == {"JAX_LOCAL_DEVICE_IDS": "2"}
+    assert gpus.of_task(1, 2, 2, 4, environ) == {"JAX_LOCAL_DEVICE_IDS": "2,3"}
+
+
+def test_a_pod_has_its_gpus_for_itself() -> None:
+    assert gpus.of_task(0, 1, None, 8, {}) == {}
+    assert gpus.of_task(0, 1, 4, 8, {}) == {"JAX_LOCAL_DEVICE_IDS": "0,1,2,3"}
+
+
+def test_more_tasks_than_gpus_are_an_error_where_none_hides_any() -> None:
+    with pytest.raises(ConfigError, match=r"8 processes of this host .* 8 GPUs, and it shows 4"):
+        gpus.of_task(7, 8, None, 4, {})
+    with pytest.raises(ConfigError, match="gpus-per-task"):
+        gpus.of_task(7, 8, None, 4, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert gpus.of_task(7, 8, None, 0, {}) == {}
+
+
+def worker(tmp_path: Path, **environ: str) -> str:
+    """What a program sees that is the third task of four on a host."""
+    program = tmp_path / "program.py"
+    program.write_text(SHOW)
+    step = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": "2",
+        "SLURM_LOCALID": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_TASKS_PER_NODE": "4",
+    }
+    command = [sys.executable, "-m", "lockstep", "worker", "--collectives", "gloo"]
+    done = subprocess.run(
+        [*command, "--platform", "cuda", str(program)],
+        env={**os.environ, **step, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout.strip() or done.stderr
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_worker_under_slurm_has_its_gpu(tmp_path: Path) -> None:
+    assert worker(tmp_path) == "2 None"
+    own = worker(tmp_path, SLURM_GPUS_PER_TASK="1", CUDA_VISIBLE_DEVICES="0")
+    assert own == "None None"
+
+
 @pytest.fixture
 def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose nvidia-smi shows four GPUs."""
@@ -101,11 +189,54 @@ def test_the_launcher_gives_each_process_its_gpus() -> None:
     assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
 
 
+def test_amd_s_gpus_are_chosen_alike() -> None:
+    shown = {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}
+    result = run_lockstep(["--platform", "rocm"], SHOW, d=2, env={**os.environ, **shown})
+    assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
+
+
 @pytest.mark.usefixtures("four_gpus")
 def test_the_launcher_refuses_more_processes_than_gpus() -> None:
     result = run_lockstep(["--platform", "cuda"], SHOW, n=6, expect_status=2)
     assert "6 processes with 1 GPU each need 6 GPUs, and this host shows 4." in result.stderr
     assert "--oversubscribe" in result.stderr
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("given", "environ", "name"),
+    [
+        ("lo", {}, None),  # other hosts do not reach it: the check before the start refuses it
+        ("", {}, None),
+        ("{address}", {}, "={name}"),
+        ("{name}", {}, "={name}"),
+        ("{name}", {"NCCL_SOCKET_IFNAME": "ib0"}, "ib0"),
+    ],
+)
+def test_nccl_takes_the_network_of_the_job(
+    given: str, environ: dict[str, str], name: str | None, tmp_path: Path
+) -> None:
+    own = next(each for each in interfaces() if not is_loopback(each.address))
+    words = {"name": own.name, "address": own.address}
+    order = {
+        "count": 2,
+        "environ": environ,
+        "config": {},
+        "oversubscribe": False,
+        "interface": given.format(**words),
+        "platform": "cuda",
+        "program": ["train.py"],
+        "devices": None,
+        "bind": "none",
+        "first": 0,
+        "total": 4,
+        "max_restarts": 0,
+        "preload": [],
+    }
+    found = host_attempt._spec(order, tmp_path).environ_of(1).get("NCCL_SOCKET_IFNAME")
+    assert found == (name.format(**words) if name else None)
+    on_cpus = host_attempt._spec({**order, "platform": "cpu"}, tmp_path).environ_of(1)
+    assert on_cpus.get("NCCL_SOCKET_IFNAME") == environ.get("NCCL_SOCKET_IFNAME")
 
 
 @pytest.mark.usefixtures("four_gpus")

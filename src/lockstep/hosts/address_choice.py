@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep._errors import ConfigError
-from lockstep.system.interfaces import is_loopback
+from lockstep.system.interfaces import Interface, is_loopback
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,15 @@ def choose(
                           f"it has {shown(facts)}")  # fmt: skip
     reached = str(facts["reached_at"]) if by_ssh else ""
     return Choice(reached if reached in here else "")
+
+
+def interface_of(interface: str, there: Sequence[Interface]) -> str:
+    """The name of the interface that ``--interface`` chooses among those of a host; "": none."""
+    if not interface:
+        return ""
+    facts = {"interfaces": [dataclasses.asdict(each) for each in there]}
+    address = choose(facts, interface).address
+    return next((each.name for each in there if each.address == address), "")
 
 
 def _on_interface(

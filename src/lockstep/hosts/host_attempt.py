@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._words import processes
-from lockstep.hosts import host_network, host_records
+from lockstep.hosts import address_choice, host_network, host_records
 from lockstep.hosts.lease import Lease, clock
 from lockstep.hosts.relay import KINDS, Relay
 from lockstep.nccl import gpus
@@ -34,6 +34,7 @@ from lockstep.processes.local_processes import (
 from lockstep.processes.preload import Preloaded, PreloadError
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, Message
+from lockstep.system.interfaces import interfaces
 from lockstep.system.oom import OomKills
 
 MAX_BACKLOG = 1 << 20
@@ -359,8 +360,11 @@ def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
     # Hosts are told apart by the system, unless this host's own environment does it.
     config = dataclasses.replace(config, host_id=Config.from_environ(os.environ).host_id)
     usable = cpu_affinity.usable()
+    there = gpus.shown(order["platform"], environ)
     if not order["oversubscribe"]:
-        gpus.check(count, order["devices"], gpus.shown(order["platform"], environ))
+        gpus.check(count, order["devices"], there)
+    if there and (name := address_choice.interface_of(order["interface"], interfaces())):
+        environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this very name
     return LaunchSpec(
         program=tuple(order["program"]),
         processes=count,

@@ -160,6 +160,7 @@ class SeveralHosts:
             "platform": job.platform,
             "bind": self._args.bind,
             "oversubscribe": self._args.oversubscribe,
+            "interface": self._args.interface,
             "key": key,
             "network": is_engine and len(self._places) > 1,
             "relayed": list(self._connect),

@@ -23,6 +23,7 @@ from lockstep.hosts import node_range, worker_agent
 from lockstep.job import topology
 from lockstep.launch import options
 from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
+from lockstep.nccl import gpus
 from lockstep.processes import failed_runs
 from lockstep.processes.console import complain
 from lockstep.processes.host_dir import HostDir
@@ -109,7 +110,9 @@ def _host_dir(before: Mapping[str, str], config: Config, restarts: bool) -> Host
 def _environ(before: Mapping[str, str], config: Config, args: argparse.Namespace) -> dict[str, str]:
     environ = worker_environ(before, config)
     add_jax_variables(environ, args.devices, args.platform)
-    return environ
+    there = gpus.shown(args.platform, before)
+    local, processes = config.local_process_id or 0, config.local_num_processes or 1
+    return environ | gpus.of_task(local, processes, args.devices, there, before)
 
 
 def _names(before: Mapping[str, str], config: Config) -> list[str]:

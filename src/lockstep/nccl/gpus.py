@@ -80,6 +80,41 @@ def _said_by_smi() -> str:
     return done.stdout
 
 
+def are_own(processes: int, each: int | None, there: int, environ: Mapping[str, str]) -> bool:
+    """Whether a batch system shows each of a host's ``processes`` only GPUs of its own.
+
+    Slurm does so by ``--gpus-per-task``, unless ``--gpu-bind=none``; other launchers by variables
+    that each process gets with another value.
+    """
+    if binding := environ.get("SLURM_GPU_BIND", "").removeprefix("verbose,"):
+        return binding != "none"
+    if "SLURM_GPUS_PER_TASK" in environ or "gres/gpu" in environ.get("SLURM_TRES_PER_TASK", ""):
+        return True
+    is_hidden = any(name in environ for names in _SHOWN.values() for name in names)
+    return is_hidden and there == (each or 1) < processes * (each or 1)
+
+
+def of_task(
+    local: int, processes: int, each: int | None, there: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """`variables` for a process that a cluster's launcher has started.
+
+    JAX's own detection takes the GPU with the number ``local``, which is none of a process that is
+    shown only its own. Raises `ConfigError` where the host has too few.
+    """
+    if not there or processes == 1 or _CHOICE in environ:
+        return variables(0, 1, each, there, environ)
+    if are_own(processes, each, there, environ):
+        return variables(0, 1, each, there, environ)
+    if processes * (each or 1) > there:
+        raise ConfigError(
+            f"{processes} processes of this host with {counted(each or 1, 'GPU')} each need "
+            f"{processes * (each or 1)} GPUs, and it shows {there}. Start fewer on a host, or let "
+            "the batch system give each its own (srun --gpus-per-task=1), or --platform cpu."
+        )
+    return variables(local, processes, each, there, environ)
+
+
 def check(processes: int, each: int | None, there: int) -> None:
     """Raises `ConfigError` where a host has fewer GPUs than its processes need."""
     wanted = each or 1
