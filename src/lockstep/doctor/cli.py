@@ -17,6 +17,7 @@ AREAS = {
     "machine": "lockstep.doctor.resources",
     "network": "lockstep.doctor.network",
     "optional": "lockstep.doctor.optional",
+    "GPUs": "lockstep.doctor.gpus",
 }
 _DESCRIPTION = """\
 Checks this machine, one line each: ok, warning or problem, what was found, and how to fix it. The
@@ -67,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     for area, module in AREAS.items():
         findings = importlib.import_module(module).findings()
         areas.append((area, findings))
-        if not args.json:
+        if findings and not args.json:
             report.show_area(area, findings, console)
     everything = [finding for _, findings in areas for finding in findings]
     if args.json:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.nccl import gpus
 from lockstep.system import machine
 from lockstep.system.interfaces import interfaces
 from lockstep.system.names import resolve
@@ -33,8 +34,8 @@ def gather(request: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of this host, as JSON takes them.
 
     ``request`` has ``directory``, where processes will run, and ``program``, the first word of the
-    program or ``-m`` and the module; empty: not asked. Raises nothing: a fact that cannot be read
-    says why.
+    program or ``-m`` and the module; empty: not asked; ``platform`` is that of the job, and
+    ``gpu_seconds`` how long its GPUs may take. Raises nothing: a fact that cannot be read says why.
     """
     directory = str(request.get("directory") or "")
     program = [str(word) for word in request.get("program") or ()]
@@ -52,8 +53,20 @@ def gather(request: Mapping[str, Any]) -> dict[str, Any]:
         "memory": machine.available_memory(),
         "run_dir": _run_dir(),
         "open_files": _open_files(),
+        "gpus": _gpus(request),
         "time": time.time(),
     }
+
+
+def _gpus(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The GPUs of NVIDIA and what is installed for them; empty: none, or the job uses none."""
+    platform = str(request.get("platform") or "") or None
+    if gpus.used(platform, os.environ) != "cuda" or not gpus.has_nvidia():
+        return {}
+    # A late import: only hosts with GPUs need it.
+    from lockstep.nccl import devices
+
+    return devices.ask(float(request.get("gpu_seconds") or 1)).to_json()
 
 
 def _version(package: str) -> str:

@@ -26,6 +26,8 @@ from lockstep.hosts.ssh_errors import Failure, explain, not_started
 from lockstep.hosts.starters import is_here
 
 _KEY_BYTES = 32
+_SHARE_OF_GPUS = 0.4
+"""The part of the time for an answer in which the driver of GPUs has to answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,9 @@ def _state(connection: Connection, request: Request) -> HostState:
 
 def question(request: Request) -> dict[str, Any]:
     """What the message ``facts`` asks an agent."""
-    return {"directory": request.directory, "program": list(request.program)}
+    asked = {"directory": request.directory, "program": list(request.program)}
+    gpu_seconds = _SHARE_OF_GPUS * request.answer_seconds
+    return {**asked, "platform": request.platform, "gpu_seconds": gpu_seconds}
 
 
 def problem_of(

@@ -27,7 +27,7 @@ FILES_PER_PEER = 3
 CLOCK_SECONDS = 5.0
 
 
-def _most(values: Mapping[str, str]) -> tuple[str, list[str]]:
+def most(values: Mapping[str, str]) -> tuple[str, list[str]]:
     """The value that most hosts have (of the first host in doubt), and the labels of these."""
     common = collections.Counter(values.values()).most_common(1)[0][0]
     return common, [label for label, value in values.items() if value == common]
@@ -54,7 +54,7 @@ def _check_package(
     host: HostState, hosts: Sequence[HostState], request: Request, package: str
 ) -> Finding:
     versions = {each.label: each.facts["versions"][package] for each in hosts}
-    own, (common, others) = versions[host.label], _most(versions)
+    own, (common, others) = versions[host.label], most(versions)
     if own == common and own:
         return ok(package, own)
     install = f"{host.facts['executable']} -m pip install"
@@ -78,7 +78,7 @@ def check_jaxlib(host: HostState, hosts: Sequence[HostState], request: Request) 
 def check_python(host: HostState, hosts: Sequence[HostState], request: Request) -> Finding:
     own = host.facts["python"]
     minor = {each.label: _minor(each.facts["python"]) for each in hosts}
-    common, others = _most(minor)
+    common, others = most(minor)
     if minor[host.label] == common:
         return ok("Python", own)
     return warning(
@@ -117,7 +117,7 @@ def check_program(host: HostState, hosts: Sequence[HostState], request: Request)
             )
         return problem("program", what, _copy(own["path"], host, request))
     hashes = {e.label: e.facts["program"]["sha256"] for e in hosts if e.facts["program"]["sha256"]}
-    common, others = _most(hashes)
+    common, others = most(hashes)
     if own["sha256"] != common:
         what = f"{own['path']} is another file than on {listed(others)}"
         return problem("program", what, _copy(own["path"], host, request))

@@ -23,6 +23,8 @@ class Request:
     port: int = 0
     """The port of JAX's coordination service on the first host; 0: any that is free."""
     collectives: str = "lockstep"
+    platform: str = ""
+    """That of ``--platform``."""
     ssh: str = "ssh"
     python: str = "python"
     version: str = ""

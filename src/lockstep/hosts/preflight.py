@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._finding import OK, PROBLEM, STATUSES, Finding, problem
 from lockstep._words import counted
+from lockstep.hosts import gpu_findings
 from lockstep.hosts import host_findings as each_host
 from lockstep.hosts.host_state import HostState, Request
 from lockstep.hosts.network_findings import check_network
@@ -44,6 +45,7 @@ def check(hosts: Sequence[HostState], request: Request) -> dict[str, list[Findin
         else:
             judged = (judge(host, reached, request) for judge in _CHECKS)
             own = [finding for finding in judged if finding]
+            own += gpu_findings.check(host, reached, request)
             found[host.label] = own + network.get(host.label, [])
     return found
 

@@ -111,6 +111,7 @@ class SeveralHosts:
             interface=self._args.interface,
             port=self._args.coordinator_port,
             collectives=job.config.collectives,
+            platform=job.platform or job.environ.get("JAX_PLATFORMS", ""),
             ssh=starters.SRUN if self._srun else shlex.join(self._args.ssh),
             srun=self._srun,
             python=self._args.python or sys.executable,

@@ -41,18 +41,26 @@ def vendor(platform: str | None, environ: Mapping[str, str]) -> str | None:
     return None
 
 
+def used(platform: str | None, environ: Mapping[str, str]) -> str | None:
+    """`vendor`, if JAX has a plug-in for its GPUs, or is told to use them."""
+    chosen = vendor(platform, environ)
+    is_told = platform is not None or environ.get("JAX_PLATFORMS")
+    return chosen if is_told or _has_plugin() else None
+
+
 def shown(platform: str | None, environ: Mapping[str, str]) -> int:
     """How many GPUs of this host JAX will see; 0: it is to use none, or has no plug-in for them."""
-    chosen = vendor(platform, environ)
-    if chosen is None:
-        return 0
-    if platform is None and not environ.get("JAX_PLATFORMS") and not _has_plugin():
-        return 0
-    return count(chosen, environ)
+    chosen = used(platform, environ)
+    return count(chosen, environ) if chosen else 0
 
 
 def _has_plugin() -> bool:
     return any(find_spec(f"jax_{name}_plugin") for name in ("cuda12", "cuda13", "rocm7"))
+
+
+def has_nvidia() -> bool:
+    """Whether NVIDIA's driver is loaded, or its tool is there: reads one name."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def count(vendor: str, environ: Mapping[str, str]) -> int:
