@@ -396,3 +396,22 @@ def test_old_launches_are_overwritten(programs: Any) -> None:
         fast(own, step)
     found = entries(own)
     assert [found[0][0], found[-1][0], len(found)] == [476, 1499, 1024]
+
+
+def test_a_program_in_the_place_of_a_freed_one_is_not_taken_for_it() -> None:
+    class Compiled:
+        """What JAX calls for a program that was compiled ahead of time."""
+
+    functions, one = jitted.Functions(), Compiled()
+    program = Program("jit_step", "train.py:3", "ab", (0, 1), "", b"")
+    launched = jitted.Launched(program, 7, 5, (0, 1), frozenset({0, 1}), b"", b"", b"")
+    functions.learn(one, launched, (), {})
+    assert functions.launched_by(one, (), {}, ()) == (launched, True)
+    place = id(one)
+    del one
+    others = []
+    while id(other := Compiled()) != place:
+        others.append(other)
+        assert len(others) < 1000
+    functions.learn(other, None, (), {})  # it has no collectives
+    assert functions.launched_by(other, (), {}, LOCAL) == (None, False)

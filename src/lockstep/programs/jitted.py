@@ -67,7 +67,7 @@ class Functions:
     def __init__(self) -> None:
         self._by_function: dict[int, _Function] = {}
         self._by_jitted: dict[int, _Function] = {}
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[tuple[int, int], Any] = {}
         """What forgets each object when it dies: another one may get its id."""
 
     def learn(self, function: Any, launched: Launched | None, args: Any, kwargs: Any) -> None:
@@ -135,15 +135,17 @@ class Functions:
 
     def _keep(self, key: Any, of: dict[int, _Function]) -> None:
         name = id(key)
+        # A program that was compiled ahead of time is in both tables.
+        place = name, id(of)
 
         def forget(_: Any) -> None:
             of.pop(name, None)
-            self._kept.pop(name, None)
+            self._kept.pop(place, None)
 
         try:
-            self._kept[name] = weakref.ref(key, forget)
+            self._kept[place] = weakref.ref(key, forget)
         except TypeError:
-            self._kept[name] = key
+            self._kept[place] = key
 
 
 def _signature(args: Any, kwargs: Any) -> _Signature:
