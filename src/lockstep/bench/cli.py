@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep._config import positive
 from lockstep._errors import ConfigError
+from lockstep.bench import gpus as bench_gpus
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
-from lockstep.bench.job import IMPLEMENTATIONS, PLAIN
+from lockstep.bench.job import IMPLEMENTATIONS, NCCL, PLAIN
 from lockstep.bootstrap import mpi_backend
 from lockstep.launch import host_options
 from lockstep.launch.usage import checked
@@ -27,13 +28,15 @@ INTERRUPTED = 128 + signal.SIGINT
 _DESCRIPTION = """\
 Measures all_reduce, all_gather, reduce_scatter, all_to_all and permute over all devices of a job,
 for several implementations in one run, and the machine's copy rate for comparison. With --hosts,
-between hosts, as lockstep run starts processes there, and their links' rates for comparison.
+between hosts, as lockstep run starts processes there, and their links' rates for comparison. With
+--platform cuda, NCCL on GPUs.
 """
 _EXAMPLES = """\
 examples:
   lockstep bench                                              2 processes of 1 device
   lockstep bench -n 2 -d 4 --plot bench.png
   lockstep bench --ops all_reduce --sizes 1KiB,1MiB --json bench.json
+  lockstep bench --platform cuda                              a process for each GPU
 """
 
 
@@ -121,7 +124,19 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "and mpi if there is an MPI and D is 1; with --hosts: lockstep,plain,gloo; other choices: "
         "plain (lockstep --no-encryption, between hosts), xla (all devices in one process, without "
         "a library), unrecorded (lockstep without its "
-        "recorder) and strict (lockstep --strict)",
+        "recorder) and strict (lockstep --strict); with --platform: nccl; others: unrecorded, "
+        "strict, xla",
+    )
+    add(
+        "--platform",
+        choices=bench_gpus.PLATFORMS,
+        help="measure NCCL (or AMD's RCCL) on GPUs: one process for each, unless -n and -d say "
+        "other; default: CPUs",
+    )
+    add(
+        "--oversubscribe",
+        action="store_true",
+        help="with --platform: let processes share GPUs, for tests (they compute in turn)",
     )
     add("--bind", choices=("none", "cores"), help="passed on to lockstep run; default: as there")
     add(
@@ -224,6 +239,8 @@ def _terminate_like_interrupt() -> Iterator[None]:
 def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
     if args.collectives:
         return args.collectives
+    if args.platform:
+        return (NCCL,)
     if args.calibrate:
         return ("lockstep",)
     if args.hosts or args.hostfile:
@@ -233,10 +250,18 @@ def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
     return ("lockstep", "gloo", "mpi") if with_mpi else ("lockstep", "gloo")
 
 
+def _default_processes(args: argparse.Namespace) -> int:
+    return bench_gpus.processes(args.platform) // args.devices or 1 if args.platform else 2
+
+
 def _unusable(args: argparse.Namespace, hosts: Hosts | None) -> str | None:
     """Why the command cannot be carried out."""
     if args.processes * args.devices < 2:
         return "a collective needs at least 2 devices; use -n or -d"
+    if text := bench_gpus.unusable(args):
+        return text
+    if args.platform is None and NCCL in (args.collectives or ()):
+        return f"{NCCL} is for --platform cuda"
     if hosts is None and PLAIN in (args.collectives or ()):
         return f"{PLAIN} is for --hosts: on one host nothing is encrypted"
     if hosts is not None and "mpi" in (args.collectives or ()):
@@ -261,7 +286,7 @@ def main(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"lockstep bench: {error}", file=sys.stderr)
         return 2
-    args.processes = hosts.processes if hosts else args.processes or 2
+    args.processes = hosts.processes if hosts else args.processes or _default_processes(args)
     args.sizes = args.sizes or parse_sizes("1KiB:16MiB" if hosts else "1KiB:64MiB")
     if (text := _unusable(args, hosts)) is not None:
         print(f"lockstep bench: {text}", file=sys.stderr)

@@ -32,7 +32,11 @@ STRICT = "strict"
 """The engine with ``--strict``: what comparing lines costs."""
 XLA = "xla"
 """XLA's own exchange: all devices in one process that joins no job, so no library is called."""
-IMPLEMENTATIONS = (*COLLECTIVES, PLAIN, XLA, UNRECORDED, STRICT)
+NCCL = "nccl"
+"""On GPUs, with Lockstep's recorder."""
+IMPLEMENTATIONS = (*COLLECTIVES, PLAIN, XLA, UNRECORDED, STRICT, NCCL)
+ON_GPUS = (NCCL, UNRECORDED, STRICT, XLA)
+"""Those that ``--platform cuda`` can have: NCCL moves the data, also inside one process."""
 _SETTINGS = {
     PLAIN: {"LOCKSTEP_ENCRYPTION": "0"},
     UNRECORDED: {"LOCKSTEP_RECORD": "0"},
@@ -60,17 +64,20 @@ class JobSpec:
     """The host of each process; empty: this machine."""
     environ: tuple[tuple[str, str], ...] = ()
     """Further variables of the processes."""
+    platform: str | None = None
+    """Whose devices; None: those of CPUs."""
 
     def pool(self) -> PoolSpec:
         """The processes to start."""
         alone = self.implementation == XLA
         launched = 1 if alone else self.processes
-        collectives = "lockstep" if self.implementation in ENGINES else self.implementation
+        of_lockstep = self.implementation in (*ENGINES, NCCL)
+        collectives = "lockstep" if of_lockstep else self.implementation
         x64 = {"JAX_ENABLE_X64": "1"} if self.x64 else {}
         return PoolSpec(
             launched,
             self.devices * self.processes // launched,
-            None,
+            self.platform,
             "gloo" if alone else collectives,  # alone: not used, and the engine is not loaded
             {**x64, **_SETTINGS.get(self.implementation, {}), **dict(self.environ)},
             self.options,

@@ -43,7 +43,7 @@ class Programs:
     fill: Callable[[], tuple[jax.Array, jax.Array]]
     """``() -> (x, y)``: the input and a buffer for the result."""
     loop: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-    """``(k, x, y) -> (x, y)``: the collective ``k`` times; takes over both buffers."""
+    """``(k, x, y) -> (x, y)``: ``k`` turns of ``inner`` collectives; takes over both buffers."""
     call: Callable[[jax.Array], jax.Array]
     """``x -> y``: the collective once, as a program would call it."""
     wrong: Callable[[jax.Array], jax.Array]
@@ -95,8 +95,12 @@ def _expected(case: Case, me: jax.Array) -> jax.Array:
     return _value(case, (me - 1) % ranks, i)
 
 
-def build(case: Case, mesh: Mesh) -> Programs:
-    """Compiles the programs of ``case`` for all devices of the one-dimensional ``mesh``."""
+def build(case: Case, mesh: Mesh, inner: int = 1) -> Programs:
+    """Compiles the programs of ``case`` for all devices of the one-dimensional ``mesh``.
+
+    ``inner``: how many collectives one turn of the timed loop has. XLA's loop on a GPU asks the
+    device at each turn whether it is the last, unless the number of turns is known.
+    """
     rows = PartitionSpec(AXIS)
     dtype = np.dtype(case.numpy_dtype)
     collective = _collective(case.op, case.ranks)
@@ -122,7 +126,10 @@ def build(case: Case, mesh: Mesh) -> Programs:
             result = collective(data)
             return data.at[0].set(jnp.clip(result[0], first, first)), result
 
-        data, result = lax.fori_loop(0, k, step, (x[0], y[0]))
+        def turn(_: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return lax.fori_loop(0, inner, step, carry)
+
+        data, result = lax.fori_loop(0, k, turn if inner > 1 else step, (x[0], y[0]))
         return data[None], result[None]
 
     def wrong(y: jax.Array) -> jax.Array:

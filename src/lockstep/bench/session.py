@@ -19,6 +19,7 @@ from rich.console import Console
 
 from lockstep._config import Config
 from lockstep._words import counted
+from lockstep.bench import gpus as bench_gpus
 from lockstep.bench import hosts as bench_hosts
 from lockstep.bench import plot, summary, table
 from lockstep.bench.cases import plan
@@ -80,8 +81,10 @@ class Part:
         """Appends a result for every case to `results`; stops all jobs however it ends."""
         args, hosts = self._args, self._hosts
         cases = plan(args.ops, args.sizes, self._processes * args.devices, args.dtype)
+        on_gpus = args.platform is not None
         # This machine's memory stands for that of each host.
-        available = machine.available_memory() * (hosts.count if hosts else 1)
+        own = bench_gpus.free_memory() if on_gpus else machine.available_memory()
+        available = own * (hosts.count if hosts else 1)
         with Reporter(len(cases), sys.stderr) as reporter:
             jobs = Jobs(functools.partial(self._start, reporter))
             runner = Runner(
@@ -90,7 +93,8 @@ class Part:
                 args.repeats,
                 args.timeout,
                 available,
-                copies=hosts is None,
+                copies=hosts is None and not on_gpus,
+                on_gpus=on_gpus,
             )
             try:
                 for case in cases:
@@ -108,8 +112,14 @@ class Part:
             implementation,
             self._processes,
             args.devices,
-            (*(("--bind", args.bind) if args.bind else ()), *(hosts.words if hosts else ())),
+            (
+                *(("--bind", args.bind) if args.bind else ()),
+                *(("--oversubscribe",) if args.oversubscribe else ()),
+                *(hosts.words if hosts else ()),
+            ),
             x64=args.dtype == "f64",
+            environ=bench_gpus.ENVIRON if args.platform else (),
+            platform=args.platform,
             hosts=host_list.labels_of_processes(hosts.placed) if hosts else (),
         )
         job = BenchJob(spec)
