@@ -4,25 +4,30 @@
     python scripts/gpu.py --only faults cost  # some parts
 
 Two processes share the GPU over NCCL (``lockstep run --platform cuda --oversubscribe``). The parts:
-the main job, what the recorder and ``lockstep report`` show of NCCL, what recording costs, faults
-of the fault suite, NCCL's own RAS port, low precision, and `lockstep.linalg` beside cuSOLVER. Each
-part writes what it has found into ``benchmarks/results/gpu.json``, with the card and the date, and
-the documentation shows that file. It needs lockstep, jax with its CUDA plug-in, and no network.
+``lockstep doctor``, the main job, what the recorder and ``lockstep report`` show of NCCL, what
+recording costs, NCCL's own RAS port, what the watch makes of it under a profiler plug-in of the
+user's, ``lockstep bench --platform cuda``, faults of the fault suite, low precision, and
+`lockstep.linalg` beside cuSOLVER. Each part has a limit of its own, ends without a result where
+less than that is left of the nine minutes, and writes what it has found into
+``benchmarks/results/gpu.json``, with the card and the date; the documentation shows that file. It
+needs lockstep, jax with its CUDA plug-in, and no network.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +49,50 @@ FAULTS = (
 )
 RAS = ("localhost", 28028)
 GPU_MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-_LEFT = 60
+_LEFT = 20
+_FAULT_SECONDS = 30
+WHOLE = 500
+"""Seconds for all parts together."""
+
+
+class Late(Exception):
+    """A part has reached its limit."""
+
+
+class Deadline:
+    """When the part that runs now has to end."""
+
+    at = float("inf")
+
+    @classmethod
+    def left(cls) -> float:
+        return cls.at - time.monotonic()
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises `Late` in what takes longer."""
+
+    def stop(*_: object) -> None:
+        raise Late(f"not done after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    Deadline.at = time.monotonic() + seconds
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def end(job: subprocess.Popen[Any]) -> None:
+    """Ends a launcher with its processes."""
+    for ask in (job.terminate, job.kill):
+        if job.poll() is None:
+            ask()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(_LEFT)
 
 
 def run(
@@ -66,12 +114,8 @@ def run(
             status: int | str = job.wait(limit)
         except subprocess.TimeoutExpired:
             status = f"ended after {limit:g} s"
-            job.terminate()
-            try:
-                job.wait(_LEFT)
-            except subprocess.TimeoutExpired:
-                job.kill()
-                job.wait(_LEFT)
+        finally:
+            end(job)
         out.seek(0)
         text = out.read()
     return {"status": status, "seconds": round(time.monotonic() - started, 1), "output": text}
@@ -151,15 +195,19 @@ def cost() -> dict[str, Any]:
 
 def faults(names: Sequence[str] = FAULTS) -> dict[str, Any]:
     """Each fault, with what the job ends with and the seconds from the fault until then."""
-    found = {}
+    found: dict[str, Any] = {}
     for fault in names:
-        options = ("--stall-warning", "5", "--collective-timeout", "15")
+        if Deadline.left() < _FAULT_SECONDS:
+            found[fault] = {"status": "not run: no time was left"}
+            continue
+        options = ("--stall-warning", "5", "--collective-timeout", "12")
         done = run([str(FAULT), fault, "1"], options, limit=45)
         end = words(done["output"])
         found[fault] = {"status": done["status"], "seconds": done["seconds"], "said": end}
         print(f"  {fault}: {done['seconds']} s", *end[:1], flush=True)
-    done = run([str(PROGRAMS), "compile_alone"], ("--stall-warning", "8"), limit=30)
-    found["compile alone"] = {"status": done["status"], "said": words(done["output"])}
+    if Deadline.left() > _FAULT_SECONDS:
+        done = run([str(PROGRAMS), "compile_alone"], ("--stall-warning", "8"), limit=25)
+        found["compile alone"] = {"status": done["status"], "said": words(done["output"])}
     return found
 
 
@@ -193,9 +241,55 @@ def ras() -> dict[str, Any]:
     except OSError as error:
         found["error"] = str(error)
     finally:
-        job.terminate()
-        job.communicate(timeout=60)
+        end(job)
     return found
+
+
+def ras_joined() -> dict[str, Any]:
+    """What the watch says under a plug-in of the user's: launches, joined with NCCL's counts."""
+    found = {}
+    options = ("--stall-warning", "6", "--collective-timeout", "14")
+    for name in ("sleep", "lag_inside"):
+        done = run([str(PROGRAMS), name], options, limit=40, NCCL_PROFILER_PLUGIN="libmine.so")
+        own = {"status": done["status"], "seconds": done["seconds"]}
+        found[name] = {**own, "said": words(done["output"])}
+    return found
+
+
+def doctor() -> dict[str, Any]:
+    """What ``lockstep doctor`` says of the GPU."""
+    command = [sys.executable, "-m", "lockstep", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    checks = json.loads(done.stdout)["checks"]
+    return {"status": done.returncode, "checks": [c for c in checks if "GPU" in c["area"]]}
+
+
+def bench() -> dict[str, Any]:
+    """The collectives of two processes that take turns: whether they are right, not how fast."""
+    with tempfile.NamedTemporaryFile("r") as file:
+        command = [sys.executable, "-m", "lockstep", "bench", "--platform", "cuda"]
+        command += ["--oversubscribe", "-n", "2", "--sizes", "1KiB,1MiB", "--repeats", "2"]
+        job = subprocess.Popen(
+            [*command, "--json", file.name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            said = job.communicate()[1]
+        finally:
+            end(job)
+        report = json.loads(file.read() or "{}")
+    if not report:
+        return {"status": job.returncode, "said": said.splitlines()[-5:]}
+    cases = [
+        {"op": case["op"], "bytes": case["bytes"], **case["results"]["nccl"]}
+        for case in report["cases"]
+    ]
+    dropped = ("blocks", "call_seconds")
+    kept = [{name: v for name, v in case.items() if name not in dropped} for case in cases]
+    return {"status": job.returncode, "platform": report["job"]["platform"], "cases": kept}
 
 
 def low_precision() -> dict[str, Any]:
@@ -229,16 +323,20 @@ def linalg() -> dict[str, Any]:
     return found
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "facts": facts,
-    "collectives": collectives,
-    "main job": main_job,
-    "cost": cost,
-    "faults": faults,
-    "ras": ras,
-    "low precision": low_precision,
-    "linalg": linalg,
+PARTS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
+    "facts": (facts, 20),
+    "doctor": (doctor, 30),
+    "collectives": (collectives, 30),
+    "main job": (main_job, 30),
+    "cost": (cost, 40),
+    "ras": (ras, 30),
+    "ras joined": (ras_joined, 80),
+    "bench": (bench, 60),
+    "low precision": (low_precision, 20),
+    "faults": (faults, 220),
+    "linalg": (linalg, 90),
 }
+"""Each part with the seconds that it may take, where all before it have not taken more."""
 
 
 def main() -> int:
@@ -247,10 +345,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file of the results")
     args = parser.parse_args()
     found = json.loads(args.json.read_text()) if args.json.exists() else {}
+    begun = time.monotonic()
     for name in args.only:
         started = time.monotonic()
+        do, limit = PARTS[name]
         try:
-            part = PARTS[name]()
+            with limited(min(limit, begun + WHOLE - started)):
+                part = do()
         except Exception as error:
             part = {"error": f"{type(error).__name__}: {error}"}
         today = datetime.date.today().isoformat()

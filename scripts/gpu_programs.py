@@ -134,6 +134,26 @@ def sleep() -> None:
     mine(total(x))
 
 
+def lag_inside() -> None:
+    """Process 1 stays behind inside of a program that both have launched."""
+
+    def late(seconds: np.ndarray) -> np.ndarray:
+        if jax.process_index() == 1:
+            time.sleep(float(seconds))
+        return np.float32(0)
+
+    def body(v: Any, seconds: Any) -> Any:
+        nothing = jax.pure_callback(late, jax.ShapeDtypeStruct((), np.float32), seconds)
+        return lax.psum(v + nothing, "x")
+
+    mapped = jax.shard_map(
+        body, mesh=mesh(), in_specs=(P("x"), P()), out_specs=P("x"), check_vma=False
+    )
+    step, x = jax.jit(mapped), rows(np.ones((jax.process_count(), 256), np.float32))
+    for seconds in (0, 0, 600):
+        mine(step(x, np.float32(seconds)))
+
+
 def precision() -> None:
     data = np.random.default_rng(0).normal(size=(jax.process_count(), 4096)).astype(np.float32)
     for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):

@@ -89,8 +89,8 @@ NOT_RUN = {
 }
 """Commands that no test runs, and why."""
 OTHERS = ("absl-py", "cloudpickle", "diffrax", "equinox", "flax", "grain", "h5py", "jax", "jaxlib",
-          "jupyterlab", "keras", "lineax", "mpich", "netket", "numpyro", "optax", "optimistix",
-          "orbax-checkpoint", "portpicker", "scikit-learn")  # fmt: skip
+          "jupyterlab", "keras", "lineax", "mpich", "netket", "numpyro", "nvidia-ml-py", "optax",
+          "optimistix", "orbax-checkpoint", "portpicker", "scikit-learn")  # fmt: skip
 """Packages that pages tell to install beside Lockstep."""
 PROGRAMS = (
     r"lockstep|srun|mpirun|mpiexec|pbsdsh|blaunch|jsrun|pip|python3?|git|kubectl|openssl|rsync|scp"

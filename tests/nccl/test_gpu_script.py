@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,58 @@ def test_its_solvers_on_a_cpu() -> None:
     ratios = [json.loads(line)["ratio"] for line in done.stdout.splitlines()]
     assert len(ratios) == 3
     assert max(ratios) < 1
+
+
+def test_all_parts_together_stay_under_nine_minutes() -> None:
+    gpu = script()
+    assert gpu.WHOLE + 2 * gpu._LEFT <= 9 * 60
+    limits = {name: limit for name, (_, limit) in gpu.PARTS.items()}
+    new = ("doctor", "ras joined", "bench")
+    assert all(list(limits).index(name) < list(limits).index("faults") for name in new)
+
+
+def test_a_part_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = script()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = gpu.bench()
+    assert found["status"] == 2
+    assert "this machine shows no GPU" in found["said"][-1]
+    assert {check["area"] for check in gpu.doctor()["checks"]} <= {"GPUs"}
+
+
+def test_a_part_that_takes_too_long_is_ended_with_its_job(tmp_path: Path) -> None:
+    gpu = script()
+    mark = tmp_path / "pid"
+    program = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+
+    def part() -> None:
+        job = subprocess.Popen([sys.executable, "-c", program])
+        try:
+            job.wait()
+        finally:
+            gpu.end(job)
+
+    with pytest.raises(gpu.Late, match="not done after 3 s"), gpu.limited(3):
+        part()
+    assert not Path(f"/proc/{mark.read_text()}").exists()
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_a_part_without_time_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = script()
+    monkeypatch.setattr(gpu, "WHOLE", 0)
+    results = tmp_path / "gpu.json"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--only", "facts", "--json", str(results)])
+    assert gpu.main() == 1
+    assert json.loads(results.read_text())["facts"]["error"].startswith("Late: not done")
+
+
+def test_faults_that_no_time_is_left_for_are_not_begun() -> None:
+    gpu = script()
+    with gpu.limited(5):
+        found = gpu.faults()
+    assert set(found) == set(gpu.FAULTS)
+    assert {one["status"] for one in found.values()} == {"not run: no time was left"}
 
 
 def test_what_it_keeps_of_an_output() -> None:

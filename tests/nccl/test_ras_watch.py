@@ -107,6 +107,7 @@ jax.block_until_ready(result)  # WAITS
     said = result.said_by_launcher
     wanted = (
         "a collective over NCCL has waited",
+        "process 1 lags: NCCL counts on 2 GPUs",
         "3 all-reduces of process 1, 4 of process 0",
         "process 1 launched last body (program.py",
         f"and is at program.py:{line_of(program, '# WAITS')}",
@@ -114,7 +115,10 @@ jax.block_until_ready(result)  # WAITS
     )
     for words in wanted:
         assert words in said.partition("\n")[0], (words, result)
-    assert "waiting for" in result.stderr
+    warning = result.stderr.partition("lockstep: waiting for")[2]
+    assert "process 1 lags: NCCL counts" in warning.partition("\n")[0], result
+    assert "process 1 does meanwhile:" in warning
+    assert f'program.py", line {line_of(program, "# WAITS")}' in warning.partition("meanwhile:")[2]
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from lockstep._words import processes
 from lockstep.watchdog.store_state import ProcessState
 
 
@@ -62,7 +63,9 @@ def joined(lag: Lag, states: Sequence[ProcessState | None]) -> str:
     """A lag with what the processes have launched, and the lines where they are."""
     ways = ((lag.behind, "launched last"), (lag.waiting, "waits in"))
     parts = [part for some, verb in ways for part in _programs(some, verb, states)]
-    return "; ".join([lag.text, *parts])
+    verb = "lag" if len(lag.behind) > 1 else "lags"
+    lead = f"{processes(lag.behind)} {verb}: " if lag.behind else ""
+    return "; ".join([f"{lead}{lag.text}", *parts])
 
 
 def _programs(

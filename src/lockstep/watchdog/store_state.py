@@ -169,11 +169,15 @@ def report(
     found: diagnose.Diagnosis,
     states: Sequence[ProcessState | None],
     missing: Mapping[int, Missing],
+    behind: Sequence[int] = (),
     most: int = 4,
 ) -> str:
-    """The whole report: the table, and what the processes that others wait for do meanwhile."""
+    """The whole report: the table, and what the processes that others wait for do meanwhile.
+
+    ``behind`` are these where the records do not show them.
+    """
     lines = [text_report.table(found)]
-    for index in found.culprits[:most]:
+    for index in (found.culprits or behind)[:most]:
         if stack := (states[index] or missing[index]).stack:
             indented = "\n".join(f"    {line}" for line in stack.splitlines())
             lines.append(f"process {index} does meanwhile:\n{indented}")

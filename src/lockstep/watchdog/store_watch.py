@@ -325,9 +325,12 @@ class Watch(threading.Thread):
             is_wait and config.stall_warning and waited >= config.stall_warning and not self._warned
         ):
             self._warned = True
-            whole = state.report(found, states, absent)
-            said = [f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {whole}"]
-            ending.say("\n".join([*said, *([joined(lag, states)] if lag else [])]))
+            whole = state.report(found, states, absent, lag.behind if lag else ())
+            counted = joined(lag, states) if lag else ""
+            # What the records do not show comes first, as a headline.
+            parts = (whole, counted) if found.culprits else (counted, whole)
+            said = "\n".join(filter(None, parts))
+            ending.say(f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {said}")
         limits = (config.stall_warning * (not self._warned), config.collective_timeout)
         for limit in limits:
             if limit and waited < limit:
