@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lockstep.bench import cli, gpus
+from lockstep.bench import gpus
 from lockstep.bench.cases import OPS, Case
 from lockstep.bench.job import BenchJob, JobSpec
-from lockstep.bench.runner import Runner
+from lockstep.bench.runner import Jobs, Runner
 from lockstep.nccl.devices import Gpu, GpuFacts
 
 MIB = 1 << 20
@@ -31,7 +32,12 @@ MIB = 1 << 20
         ("permute", lambda size, n: size, lambda n: 1),  # sendrecv
     ],
 )
-def test_bus_bandwidth_is_that_of_nccl_tests(op, counted, factor, ranks: int) -> None:
+def test_bus_bandwidth_is_that_of_nccl_tests(
+    op: str,
+    counted: Callable[[int, int], int],
+    factor: Callable[[int], float],
+    ranks: int,
+) -> None:
     case = Case.of_size(op, MIB, ranks, "f32")
     seconds = 1e-3
     algorithm_bandwidth = counted(case.bytes, ranks) / seconds
@@ -56,17 +62,9 @@ def over_gloo() -> Iterator[BenchJob]:
 
 
 def test_each_collective_is_measured_by_the_programs_for_gpus(over_gloo: BenchJob) -> None:
-    class Jobs:
-        def get(self, name: str) -> BenchJob:
-            return over_gloo
-
-        def succeeded(self, name: str) -> None:
-            pass
-
-        def failed(self, name: str, error: Exception) -> None:
-            raise error
-
-    runner = Runner(Jobs(), ("nccl",), 2, 60.0, 1 << 40, copies=False, on_gpus=True)
+    runner = Runner(
+        Jobs(lambda _: over_gloo), ("nccl",), 2, 60.0, 1 << 40, copies=False, on_gpus=True
+    )
     for op in OPS:
         result = runner.run(Case.of_size(op, 4096, 2, "f32"))
         found = result.by_implementation["nccl"]
@@ -120,9 +118,8 @@ def test_what_gpus_cannot_do_is_said_before_anything_starts(
 
 
 def test_there_is_a_process_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import argparse
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     for devices, processes in ((1, 4), (2, 2), (4, 1)):
         args = argparse.Namespace(platform="cuda", devices=devices)
-        assert cli._default_processes(args) == processes
+        assert gpus.processes(args) == processes
+    assert gpus.processes(argparse.Namespace(platform=None, devices=4)) == 2

@@ -122,6 +122,20 @@ jax.block_until_ready(result)  # WAITS
 
 
 @pytest.mark.full
+def test_the_launches_are_recorded_where_nccl_is_too_old_for_the_plug_in() -> None:
+    old = HEAD.replace(
+        'os.environ["NCCL_PROFILER_PLUGIN"] = "libmine.so"',
+        "from lockstep.nccl import start\nstart._nccl = lambda: '2.26.2'",
+    )
+    assert old != HEAD
+    program = "if me == 1:\n    time.sleep(1000)\njax.block_until_ready(step(x, zero))\n"
+    result = run_lockstep(OPTIONS, old + program, timeout=100, expect_status=1)
+    assert "has not arrived yet; process 0 waits in its 5th: body" in result.said_by_launcher, (
+        result
+    )
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("behaviour", ["ras.sends(b'garbage')", "ras.slowly(b'x' * 9000)", "None"])
 def test_a_hostile_port_changes_nothing(behaviour: str) -> None:
     program = f"""

@@ -127,17 +127,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "recorder) and strict (lockstep --strict); with --platform: nccl; others: unrecorded, "
         "strict, xla",
     )
-    add(
-        "--platform",
-        choices=bench_gpus.PLATFORMS,
-        help="measure NCCL (or AMD's RCCL) on GPUs: one process for each, unless -n and -d say "
-        "other; default: CPUs",
-    )
-    add(
-        "--oversubscribe",
-        action="store_true",
-        help="with --platform: let processes share GPUs, for tests (they compute in turn)",
-    )
+    bench_gpus.add_options(add)
     add("--bind", choices=("none", "cores"), help="passed on to lockstep run; default: as there")
     add(
         "--timeout",
@@ -250,10 +240,6 @@ def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
     return ("lockstep", "gloo", "mpi") if with_mpi else ("lockstep", "gloo")
 
 
-def _default_processes(args: argparse.Namespace) -> int:
-    return bench_gpus.processes(args.platform) // args.devices or 1 if args.platform else 2
-
-
 def _unusable(args: argparse.Namespace, hosts: Hosts | None) -> str | None:
     """Why the command cannot be carried out."""
     if args.processes * args.devices < 2:
@@ -286,7 +272,7 @@ def main(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"lockstep bench: {error}", file=sys.stderr)
         return 2
-    args.processes = hosts.processes if hosts else args.processes or _default_processes(args)
+    args.processes = hosts.processes if hosts else args.processes or bench_gpus.processes(args)
     args.sizes = args.sizes or parse_sizes("1KiB:16MiB" if hosts else "1KiB:64MiB")
     if (text := _unusable(args, hosts)) is not None:
         print(f"lockstep bench: {text}", file=sys.stderr)

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
+from typing import Any
 
 from lockstep.bench.job import ON_GPUS
 from lockstep.nccl import devices, gpus
 
-PLATFORMS = ("cuda", "rocm")
 ENVIRON = (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),)
 """The jobs of all implementations exist at the same time, and JAX would take most of the memory."""
 _SECONDS = 30.0
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Adds the options that are for GPUs; ``add`` is the method of a parser."""
+    add(
+        "--platform",
+        choices=("cuda", "rocm"),
+        help="measure NCCL (or AMD's RCCL) on GPUs: one process for each, unless -n and -d say "
+        "other; default: CPUs",
+    )
+    add(
+        "--oversubscribe",
+        action="store_true",
+        help="with --platform: let processes share GPUs, for tests (they compute in turn)",
+    )
 
 
 def unusable(args: argparse.Namespace) -> str | None:
@@ -38,9 +54,11 @@ def unusable(args: argparse.Namespace) -> str | None:
     return None
 
 
-def processes(platform: str) -> int:
-    """One for each GPU of this machine, and at least two."""
-    return max(2, gpus.shown(platform, os.environ))
+def processes(args: argparse.Namespace) -> int:
+    """Two on CPUs; else so many that all GPUs of this machine are used."""
+    if args.platform is None:
+        return 2
+    return max(1, max(2, gpus.shown(args.platform, os.environ)) // args.devices)
 
 
 def free_memory() -> int:

@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._finding import Finding, ok, problem, warning
 from lockstep._words import counted, format_size, ranges
-from lockstep.nccl import known_hangs
+from lockstep.nccl import known_hangs, library
 from lockstep.nccl.devices import GpuFacts
 
 DRIVERS = {12: (525, 60), 13: (580, 0)}
 """The oldest driver for each CUDA. Source: NVIDIA, CUDA Toolkit release notes, minor versions."""
 CAPABILITIES = {12: (5, 2), 13: (7, 5)}
 """The oldest GPUs that JAX supports with each CUDA. Source: JAX, installation."""
-PLUG_IN = (2, 27, 0)
-"""The first NCCL that loads Lockstep's profiler plug-in."""
 RAS_JSON = (2, 28, 7)
 MUCH_USED = 1 << 30
 NEEDED_SHM = 1 << 30
@@ -98,9 +96,9 @@ def check_nccl(facts: GpuFacts) -> Finding | None:
         more = f", and {len(hangs) - 1} more" if hangs[1:] else ""
         fixed = ".".join(map(str, first.before))
         what = f"{version} may hang: {first.what} (mended in {fixed}, {first.source}){more}"
+        if not library.is_loaded_by(version):
+            what += "; Lockstep records no collectives of it, but launches"
         return warning(name, what, newer)
-    if known_hangs.numbers(version) < PLUG_IN:
-        return warning(name, f"{version} records nothing for Lockstep: 2.27 and later do", newer)
     note = "" if known_hangs.numbers(version) >= RAS_JSON else " (without RAS in JSON: from 2.28.7)"
     return ok(name, f"{version}{note}")
 

@@ -13,12 +13,21 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from lockstep.engine import bindings
+from lockstep.nccl import known_hangs
 
 FILE = "liblockstep_nccl.so"
 VARIABLE = "NCCL_PROFILER_PLUGIN"
+FIRST = (2, 27, 0)
+"""The first NCCL with version 4 of the interface."""
 _Site = ctypes.CFUNCTYPE(ctypes.c_uint32)
 _kept: list[object] = []
 """Callbacks: ctypes frees one when its object dies, and NCCL may call it until the process ends."""
+
+
+def is_loaded_by(nccl: str) -> bool:
+    """Whether this version of NCCL loads the plug-in; so does one that is not known."""
+    own = known_hangs.numbers(nccl)
+    return not any(own) or own >= FIRST
 
 
 def path() -> pathlib.Path:

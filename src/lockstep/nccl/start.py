@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -27,9 +29,9 @@ _NCCL = "NCCL"
 def start(platform: str) -> None:
     """To be called when JAX has made its backends, before the first program is compiled.
 
-    Does nothing on CPUs and outside of a job. Where the user has named a plug-in of their own,
-    launches of programs are recorded in the place of collectives. Raises `EngineError` where this
-    copy of Lockstep has no plug-in.
+    Does nothing on CPUs and outside of a job. Where the user has named a plug-in of their own, or
+    NCCL is too old for ours, launches of programs are recorded in the place of collectives. Raises
+    `EngineError` where this copy of Lockstep has no plug-in.
     """
     if platform not in GPU or _jax_compat.distributed_client() is None:
         return
@@ -38,7 +40,7 @@ def start(platform: str) -> None:
     config, own = _config.current(), str(library.path())
     if count == 1 or not config.record:
         return
-    if os.environ.get(library.VARIABLE) not in (None, "", own):
+    if os.environ.get(library.VARIABLE) not in (None, "", own) or not library.is_loaded_by(_nccl()):
         launch_watch.start(_NCCL, RasPolls())
         return
     peer = topology.this_process(process, config.host_id, "", 0)
@@ -71,6 +73,14 @@ def start(platform: str) -> None:
     watch = Watch(store, peer, count, source, folder)
     watch.start()
     shutdown_hook.at_the_end(library.leave, watch.stop)
+
+
+def _nccl() -> str:
+    """The version of NCCL that is installed for JAX; "": not known."""
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
 
 
 def _ids(devices: Sequence[Any]) -> list[int]:

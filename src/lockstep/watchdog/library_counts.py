@@ -7,11 +7,16 @@ have launched the same programs, in which one of them stays behind.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from lockstep._words import processes
-from lockstep.watchdog.store_state import ProcessState
+from lockstep.flight_recorder import diagnose
+from lockstep.watchdog import store_state as state
+from lockstep.watchdog.store_state import Missing, ProcessState
+
+_MOST_LATER = 10.0
+"""How much later than its limit a wait is reported, while the library is asked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,37 @@ class LibraryCounts(Protocol):
         ...
 
 
+def ask(
+    counts: LibraryCounts,
+    waited: float,
+    limit: float,
+    has_told: bool,
+    places: Callable[[], Mapping[int, Place]],
+) -> tuple[Lag | None, bool]:
+    """What the library says, and whether no more is to be waited for.
+
+    It is asked from the half of ``limit`` on, after which a wait is reported; ``has_told``: it has
+    been.
+    """
+    if waited < limit / 2:
+        return None, True
+    counts.begin()
+    is_early, is_late = waited < limit, waited >= limit + _MOST_LATER
+    return counts.lag(places()), counts.is_settled or has_told or is_early or is_late
+
+
+def report(
+    found: diagnose.Diagnosis,
+    lag: Lag | None,
+    states: Sequence[ProcessState | None],
+    missing: Mapping[int, Missing],
+) -> str:
+    """The whole report; what the records do not show comes first, as a headline."""
+    whole = state.report(found, states, missing, lag.behind if lag else ())
+    counted = joined(lag, states) if lag else ""
+    return "\n".join(filter(None, (whole, counted) if found.culprits else (counted, whole)))
+
+
 def joined(lag: Lag, states: Sequence[ProcessState | None]) -> str:
     """A lag with what the processes have launched, and the lines where they are."""
     ways = ((lag.behind, "launched last"), (lag.waiting, "waits in"))
@@ -73,12 +109,11 @@ def _programs(
 ) -> list[str]:
     found = []
     for process in some:
-        state = states[process] if process < len(states) else None
-        if state is None:
+        own = states[process] if process < len(states) else None
+        if own is None:
             continue
-        at = f"is at {state.at}" if state.at and verb != "waits in" else ""
-        launched = state.launched_last
-        program = f"{verb} {launched.title}" if launched else ""
+        at = f"is at {own.at}" if own.at and verb != "waits in" else ""
+        program = f"{verb} {own.launched_last.title}" if own.launched_last else ""
         if words := " and ".join(filter(None, (program, at))):
             found.append(f"process {process} {words}")
     left = len(found) - most

@@ -32,10 +32,10 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, modules
 from lockstep.programs.compilations import Program
-from lockstep.watchdog import ending, main_thread, shutdown_hook
+from lockstep.watchdog import ending, library_counts, main_thread, shutdown_hook
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
-from lockstep.watchdog.library_counts import Lag, LibraryCounts, joined
+from lockstep.watchdog.library_counts import Lag, LibraryCounts
 from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
 from lockstep.watchdog.store_state import Missing, ProcessState
 
@@ -43,8 +43,6 @@ _POLL_SECONDS = 1.0
 _FIRST_QUESTION = 3.0
 """Seconds without progress after which a process asks the others; then twice as long each time."""
 _LONGEST_PAUSE = 60.0
-_MOST_FOR_COUNTS = 10.0
-"""How much later than ``--stall-warning`` a wait is reported, while the library is asked."""
 _DIFFERENCES = (diagnose.Kind.MISMATCH, diagnose.Kind.ONE_SIDED, diagnose.Kind.PROGRAMS)
 """The faults of launches that are compared."""
 
@@ -325,11 +323,7 @@ class Watch(threading.Thread):
             is_wait and config.stall_warning and waited >= config.stall_warning and not self._warned
         ):
             self._warned = True
-            whole = state.report(found, states, absent, lag.behind if lag else ())
-            counted = joined(lag, states) if lag else ""
-            # What the records do not show comes first, as a headline.
-            parts = (whole, counted) if found.culprits else (counted, whole)
-            said = "\n".join(filter(None, parts))
+            said = library_counts.report(found, lag, states, absent)
             ending.say(f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {said}")
         limits = (config.stall_warning * (not self._warned), config.collective_timeout)
         for limit in limits:
@@ -337,18 +331,12 @@ class Watch(threading.Thread):
                 self._pause = min(self._pause, limit)
 
     def _lag(self, waited: float) -> tuple[Lag | None, bool]:
-        """What the library says, and whether no more is to be waited for.
-
-        It is asked from the half of ``--stall-warning`` on.
-        """
+        """What the library says, and whether no more is to be waited for."""
         config, counts = _config.current(), self._source.counts
         limit = min(filter(None, (config.stall_warning, config.collective_timeout)), default=0.0)
-        if counts is None or not limit or waited < limit / 2:
+        if counts is None or not limit:
             return None, True
-        counts.begin()
-        is_early, is_late = waited < limit, waited >= limit + _MOST_FOR_COUNTS
-        is_settled = counts.is_settled or self._warned or is_early or is_late
-        return counts.lag(self._questions.places()), is_settled
+        return library_counts.ask(counts, waited, limit, self._warned, self._questions.places)
 
     def _late(
         self,
@@ -359,11 +347,11 @@ class Watch(threading.Thread):
     ) -> str:
         """The error after ``--collective-timeout``; its first line is the headline."""
         if lag and not found.culprits:
-            return f"lockstep: {lead}{joined(lag, states)}"
+            return f"lockstep: {lead}{library_counts.joined(lag, states)}"
         text = self._text(found, states, lead)
         if at := state.where([states[process] for process in found.culprits]):
             text = text.replace("\n", f"; {at}\n", 1)
-        return f"{text}\n  {joined(lag, states)}" if lag else text
+        return f"{text}\n  {library_counts.joined(lag, states)}" if lag else text
 
     def _text(self, found: diagnose.Diagnosis, states: list[ProcessState | None], lead: str) -> str:
         text = f"lockstep: {lead}{text_report.short(found, 4000)}"
