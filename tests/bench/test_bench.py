@@ -153,7 +153,7 @@ def test_interrupt_stops_all_and_shows_what_there_is() -> None:
         (("-n", "1", "-d", "1"), "a collective needs at least 2 devices"),
         (("--sizes", "1KB"), "KiB, MiB or GiB"),
         (("--ops", "broadcast"), "'broadcast' is not a collective; known: all_reduce"),
-        (("--collectives", "nccl"), "'nccl' is not an implementation; known: lockstep"),
+        (("--collectives", "nvshmem"), "'nvshmem' is not an implementation; known: lockstep"),
         (("--plot", "x.gif"), "must end in .png or .svg"),
         (("--plot", "/nowhere/x.png"), "'/nowhere/x.png': there is no directory '/nowhere'"),
         (("--json", "/nowhere/x.json"), "'/nowhere/x.json': there is no directory '/nowhere'"),
