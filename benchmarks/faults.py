@@ -1,6 +1,7 @@
 """What faults in one process of a job lead to, over Lockstep's engine, gloo and MPICH.
 
-gloo is tried twice: on stock JAX without a launcher, and under ``lockstep run --collectives gloo``.
+gloo is tried twice: on stock JAX without a launcher, and under ``lockstep run --collectives gloo``;
+MPICH is under ``lockstep run --collectives mpi``.
 
     python benchmarks/faults.py                  # the whole table: about 40 minutes
     python benchmarks/faults.py --only shape kill --collectives lockstep gloo
@@ -41,11 +42,11 @@ TITLES = {
     "lockstep": "Lockstep",
     STOCK: "stock JAX, gloo",
     "gloo": "gloo under Lockstep",
-    "mpi": "MPICH, launched",
+    "mpi": "MPICH under Lockstep",
 }
 MARK = "FAULTS_RUN_MARK"
 WAIT_SECONDS = 20
-"""``--collective-timeout`` over gloo: what cannot be proved is ended then."""
+"""``--collective-timeout`` over gloo and MPI: what cannot be proved is ended then."""
 
 # Fault: processes, the one with the fault, words for the table.
 FAULTS = {
@@ -70,9 +71,16 @@ FAULTS = {
     "circle of cliques": (4, 1, "mesh axes in opposite order, 2 x 2 processes"),
     "one-sided program": (2, 1, "one program more"),
     "last batch": (2, 1, "a last batch of 96 rows, the others' of 100"),
+    "constant": (2, 1, "another constant in the traced function"),
+    "branch": (2, 1, "one operation more, by a branch in Python"),
+    "static argument": (2, 1, "another static argument"),
+    "mesh order": (2, 1, "a mesh with the devices in another order"),
+    "replicated values": (2, 1, "a replicated array of other values, `--check-replicas 1`"),
     "threads": (2, 1, "two threads that dispatch, in opposite order"),
     "service": (2, 1, "`kill -9` of JAX's coordination service"),
 }
+OPTIONS = {"replicated values": ["--check-replicas", "1"]}
+"""Of `lockstep run`, for one fault."""
 DIVERGENCE = set(list(FAULTS)[list(FAULTS).index("shape") :])
 """The faults in which the process with the fault is to raise too."""
 
@@ -115,12 +123,12 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def launcher(processes: int, collectives: str) -> list[str]:
+def launcher(processes: int, collectives: str, more: list[str]) -> list[str]:
     if collectives == STOCK:
         return [str(STOCK_JOB), str(processes)]
-    options = ["-n", str(processes), "-d", "1", "--collectives", collectives]
+    options = ["-n", str(processes), "-d", "1", "--collectives", collectives, *more]
     grace = 100_000
-    if collectives == "gloo":
+    if collectives in ("gloo", "mpi"):
         options += ["--stall-warning", "10", "--collective-timeout", str(WAIT_SECONDS)]
         grace = 10
     return ["-m", "lockstep", "run", *options, "--grace", str(grace)]
@@ -133,7 +141,7 @@ def run(name: str, collectives: str, limit: float) -> Outcome:
         fault = "kill" if name == "kill 0" else name
         program = [str(PROGRAM), fault, str(culprit)]
         job = subprocess.Popen(
-            [sys.executable, *launcher(processes, collectives), *program],
+            [sys.executable, *launcher(processes, collectives, OPTIONS.get(name, [])), *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -221,9 +229,7 @@ def _of_process(said: dict[str, Any], failure: str, ended: float | None) -> str:
         return "raised"
     if ended is None and (not failure or "SIGKILL" in failure):
         return "hang"
-    if ended is not None and re.match(
-        r"(?:\S+Error: lockstep: |process|a collective over)", failure
-    ):
+    if ended is not None and _OURS.match(failure):
         return "ended"
     failure = failure.partition(". ")[0].partition(" (")[0]
     return failure if failure else ("finished" if "finished" in said else "no exception")
@@ -245,7 +251,8 @@ def cell(outcome: Outcome) -> str:
         elif outcome.ended_seconds > outcome.seconds + 5:
             text += f", ends after {outcome.ended_seconds:.0f} s"
         return text
-    if set(outcome.kind.split(" / ")) <= {"raised", "ended"} and outcome.ended_seconds is not None:
+    ends = {"raised", "ended", "no exception"}  # the launcher has stopped those without one
+    if set(outcome.kind.split(" / ")) <= ends and outcome.ended_seconds is not None:
         return f"ended after {outcome.ended_seconds:.0f} s" + ", named" * outcome.named
     kind = outcome.kind.replace("exit code 143 / no exception", "aborted, no exception")
     text = kind.replace("wrong number", "**wrong number**").replace("hang", "**hang**")

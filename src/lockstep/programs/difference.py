@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
 import re
 from collections.abc import Sequence
 
@@ -11,28 +10,18 @@ from lockstep._words import ranges
 from lockstep.callsites.hlo_text import SourceLine
 from lockstep.flight_recorder import program_difference as found
 from lockstep.flight_recorder.program_difference import Difference, Side
+from lockstep.programs import words
 from lockstep.programs.module_text import Operation, operations
 
-_SHOWN = 80
-"""Characters of a value or a line that are shown."""
 _SAME_AFTER = 3
 """So many operations behind an inserted one have to be the same again."""
 _MOST_INSERTED = 64
-_ARGUMENT = re.compile(
-    r"%arg\d+: (?P<type>[^ ,{}()]+)(?: \{(?P<given>(?:[^{}\"]|\"[^\"]*\"|\{[^{}]*\})*)\})?"
-    r"(?: loc\(\"(?P<name>[^\"]*)\"\))?"
-)
+_GIVEN = r"(?: \{(?P<given>(?:[^{}\"]|\"[^\"]*\"|\{[^{}]*\})*)\})?"
+_ARGUMENT = re.compile(rf"%arg\d+: (?P<type>[^ ,{{}}()]+){_GIVEN}(?: loc\(\"(?P<name>[^\"]*)\"\))?")
+_RESULT = re.compile(rf"(?P<type>tensor<[^<>]*>){_GIVEN}(?P<name>)")
+_RESULT_NAME = re.compile(r"jax\.result_info = \"(?:result)?([^\"]*)\"")
 _SHARDING = re.compile(r"sdy\.sharding = #sdy\.sharding<(?:[^<>])*>|mhlo\.sharding = \"[^\"]*\"")
 _DONATION = re.compile(r"jax\.buffer_donor = true|tf\.aliasing_output")
-_SPECIAL = {
-    "0x7F800000": "inf",
-    "0xFF800000": "-inf",
-    "0x7FC00000": "nan",
-    "0x7FF0000000000000": "inf",
-    "0xFFF0000000000000": "-inf",
-    "0x7FF8000000000000": "nan",
-}
-"""Numbers that MLIR prints by their bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +44,7 @@ def explain(
     """In what ``one`` differs from ``other``, which the processes of ``groups`` run."""
     kind, subject, texts, places = _first(one, other)
     pairs = zip(groups, (one.title, other.title), texts, places, strict=True)
-    sides = [Side(some, title, text, _line(place)) for some, title, text, place in pairs]
+    sides = [Side(some, title, text, words.line(place)) for some, title, text, place in pairs]
     few, many = sorted(sides, key=lambda side: (len(side.processes), -max(side.processes)))
     return Difference(kind, subject, (few, many))
 
@@ -66,10 +55,9 @@ _NOWHERE = (SourceLine(), SourceLine())
 
 def _first(one: Lowered, other: Lowered) -> _Found:
     if one.flags != other.flags:
-        flags = (one.flags or "not set", other.flags or "not set")
-        return found.FLAGS, "XLA_FLAGS", _only_differing(*flags), _NOWHERE
+        return found.FLAGS, "XLA_FLAGS", words.other_flags(one.flags, other.flags), _NOWHERE
     if sorted(one.devices) == sorted(other.devices) and one.devices != other.devices:
-        order = (f"devices {_listed(one.devices)}", f"devices {_listed(other.devices)}")
+        order = (f"devices {words.listed(one.devices)}", f"devices {words.listed(other.devices)}")
         return found.MESH, "the mesh", order, _NOWHERE
     if one.devices != other.devices:
         these = (f"devices {ranges(one.devices)}", f"devices {ranges(other.devices)}")
@@ -88,7 +76,7 @@ def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _F
         moved = next(((a, b) for a, b in pairs if a.text != b.text), None)
         if moved is None:
             return found.OTHER, "", ("one program", "another one of that name"), _NOWHERE
-        calls = (_call(moved[0], ours), _call(moved[1], theirs))
+        calls = words.calls(moved[0], ours, moved[1], theirs)
         return found.OPERATIONS, "an operation", calls, (moved[0].place, moved[1].place)
     at = len(pairs) if at is None else at
     if not _goes_on_alike(ours, theirs, at) and (inserted := _inserted(ours, theirs, at)):
@@ -119,18 +107,35 @@ def _inserted(ours: Sequence[Operation], theirs: Sequence[Operation], at: int) -
             there = [op.bare for op in shorter[at : at + _SAME_AFTER]]
             if len(longer) - at < more or not again or again != there[: len(again)]:
                 continue
-            shown = _most_telling(longer[at : at + more])
-            text = f"one more operation: {_short_name(shown)}"
+            start = at - _back(longer, shorter, at, more)
+            shown = _most_telling(longer[start : start + more])
+            text = f"one more operation: {words.short_name(shown)}"
             if mine:
                 return found.OPERATIONS, "", (text, ""), (shown.place, SourceLine())
             return found.OPERATIONS, "", ("", text), (SourceLine(), shown.place)
     return None
 
 
+def _back(longer: Sequence[Operation], shorter: Sequence[Operation], at: int, more: int) -> int:
+    """How far before ``at`` the ``more`` operations begin, by the lines of the others.
+
+    In ``sin, sin, cos`` and ``sin, cos`` either ``sin`` may be the one more.
+    """
+    best = gained = most = 0
+    for back in range(1, at + 1):
+        own, moved, other = longer[at - back], longer[at - back + more], shorter[at - back]
+        if own.bare != moved.bare:
+            break
+        gained += (moved.place == other.place) - (own.place == other.place)
+        if gained > most:
+            best, most = back, gained
+    return best
+
+
 def _most_telling(some: Sequence[Operation]) -> Operation:
     """Constants and shardings only come with an operation of the user's."""
     plain = ("constant", "broadcast_in_dim", "sharding_constraint", "convert")
-    return next((op for op in some if _short_name(op) not in plain), some[0])
+    return next((op for op in some if words.short_name(op) not in plain), some[0])
 
 
 def _of_pair(mine: Operation, theirs: Operation) -> _Found:
@@ -138,150 +143,57 @@ def _of_pair(mine: Operation, theirs: Operation) -> _Found:
     if mine.is_main and theirs.is_main:
         return _of_arguments(mine, theirs)
     if mine.value and theirs.value and mine.type == theirs.type:
-        return found.CONSTANT, "a constant", _of_values(mine, theirs), places
-    if _short_name(mine) != _short_name(theirs):
-        names = (_short_name(mine), _short_name(theirs))
+        return found.CONSTANT, "a constant", words.of_values(mine, theirs), places
+    if words.short_name(mine) != words.short_name(theirs):
+        names = (words.short_name(mine), words.short_name(theirs))
         return found.OPERATIONS, "an operation", names, places
     if mine.name == "sdy.mesh":
-        return found.MESH, "the mesh", (_mesh(mine), _mesh(theirs)), places
+        return found.MESH, "the mesh", (words.mesh(mine), words.mesh(theirs)), places
+    if mine.name == "sdy.manual_computation" and (specs := words.specs(mine.bare, theirs.bare)):
+        return found.SHARDING, *specs, places
     if mine.name == "sdy.sharding_constraint":
-        specs = (_sharding(mine.bare), _sharding(theirs.bare))
+        specs = (words.sharding(mine.bare), words.sharding(theirs.bare))
         return found.SHARDING, "a sharding", specs, places
     if mine.type != theirs.type:
-        subject = f"the result of {_short_name(mine)}"
-        return found.OPERATIONS, subject, (_shape(mine.type), _shape(theirs.type)), places
-    return found.OPERATIONS, _short_name(mine), _only_differing(mine.bare, theirs.bare), places
+        subject = f"the result of {words.short_name(mine)}"
+        return found.OPERATIONS, subject, (words.shape(mine.type), words.shape(theirs.type)), places
+    subject, texts = words.short_name(mine), words.only_differing(mine.bare, theirs.bare)
+    if all(text.startswith(subject) for text in texts):
+        subject = "an operation"
+    return found.OPERATIONS, subject, texts, places
 
 
 def _of_arguments(mine: Operation, theirs: Operation) -> _Found:
     """What differs in the arguments or results of the program."""
-    ours, others = (list(_ARGUMENT.finditer(op.text)) for op in (mine, theirs))
     places = (mine.place, theirs.place)
-    if len(ours) != len(others):
-        counts = (str(len(ours)), str(len(others)))
-        return found.ARGUMENTS, "the number of arguments", counts, places
-    for index, (a, b) in enumerate(zip(ours, others, strict=True)):
-        name = f"argument {a['name'] or index + 1}"
-        if a["type"] != b["type"]:
-            one, other = _shape(a["type"]), _shape(b["type"])
-            is_dtype = one.partition("[")[2] == other.partition("[")[2]
-            return found.DTYPES if is_dtype else found.ARGUMENTS, name, (one, other), places
-        given = [each["given"] or "" for each in (a, b)]
-        one, other = (_sharding("".join(_SHARDING.findall(text))) for text in given)
-        if one != other:
-            return found.SHARDING, f"the sharding of {name}", (one, other), places
-        donated = ["donated" if _DONATION.search(text) else "not donated" for text in given]
-        if donated[0] != donated[1]:
-            return found.ARGUMENTS, name, (donated[0], donated[1]), places
-        if given[0] != given[1]:
-            return found.ARGUMENTS, name, _only_differing(*given), places
-    return found.ARGUMENTS, "the results", _only_differing(mine.bare, theirs.bare), places
+    heads = [op.text.rpartition(") -> ") for op in (mine, theirs)]
+    for index, each, of in ((0, _ARGUMENT, "argument"), (2, _RESULT, "result")):
+        ours, others = (list(each.finditer(head[index])) for head in heads)
+        if len(ours) != len(others):
+            counts = (str(len(ours)), str(len(others)))
+            return found.ARGUMENTS, f"the number of {of}s", counts, places
+        for number, (a, b) in enumerate(zip(ours, others, strict=True), 1):
+            name = a["name"] or _RESULT_NAME.findall(a["given"] or "")
+            if differs := _of_one(f"{of} {(name and ''.join(name)) or number}", a, b):
+                return *differs, places
+    return found.ARGUMENTS, "the head", words.only_differing(mine.bare, theirs.bare), places
 
 
-# --- Words ---------------------------------------------------------------------------------------
-
-
-def _short_name(operation: Operation) -> str:
-    """``multiply``, ``reduce by add``, or the name of the function that is called."""
-    applied = re.search(r" applies stablehlo\.(\w+)", operation.text)
-    if called := re.search(r"call @(\w+)\(", operation.text):
-        return called[1]
-    return operation.name.rpartition(".")[2] + (f" by {applied[1]}" if applied else "")
-
-
-def _call(operation: Operation, program: Sequence[Operation]) -> str:
-    """``subtract(x, multiply)``: an operation of arguments and of the results of others."""
-    before = list(program[: program.index(operation)])
-    given = re.findall(r"%[\w$.-]+", operation.text.partition(" = ")[2])
-    return f"{_short_name(operation)}({', '.join(_origin(value, before) for value in given)})"
-
-
-def _origin(value: str, before: list[Operation]) -> str:
-    for index in range(len(before) - 1, -1, -1):
-        one = before[index]
-        if one.text.startswith((f"{value} = ", f"{value}:")):
-            if _short_name(one) == "sharding_constraint":
-                return _origin(one.text.split(" ")[3], before[:index])
-            return _number(one.value) if one.value else _short_name(one)
-        if "func.func" in one.text:
-            named = re.search(rf"{value}: [^%]*?loc\(\"([^\"]*)\"\)", one.text)
-            return named[1] if named else value
-    return value
-
-
-def _of_values(mine: Operation, theirs: Operation) -> tuple[str, str]:
-    """Two constants; of arrays the first element that differs."""
-    ours, others = mine.value, theirs.value
-    if ours.startswith("[") and others.startswith("["):
-        pairs = list(zip(ours.split(","), others.split(","), strict=False))
-        at = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
-        what = (_number(each.strip(" []")) for each in pairs[at])
-        a, b = (f"{text} in element {at}" for text in what)
-        return a, b
-    if "elided" in ours or max(len(ours), len(others)) > _SHOWN:
-        kind = _shape(mine.type)
-        return f"one {kind}", f"another {kind}"
-    return _number(ours), _number(others)
-
-
-def _number(text: str) -> str:
-    """``3.0`` of ``3.000000e+00``."""
-    if text in _SPECIAL:
-        return _SPECIAL[text]
-    try:
-        return f"{float(text)!r}" if "." in text or "e" in text else text[:_SHOWN]
-    except ValueError:
-        return text[:_SHOWN]
-
-
-def _shape(text: str) -> str:
-    """``f32[8,2]`` of ``tensor<8x2xf32>``."""
-    inner = re.fullmatch(r"tensor<(?:((?:\d+x)+))?(\w+)>", text)
-    if inner is None:
-        return text[:_SHOWN]
-    sizes = ",".join((inner[1] or "").rstrip("x").split("x"))
-    return f"{inner[2].replace('ui', 'u')}[{sizes}]"
-
-
-def _mesh(operation: Operation) -> str:
-    axes = re.search(r"= <(\[.*?\])(?:, device_ids=(\[.*?\]))?>", operation.text)
-    if axes is None:
-        return operation.text[:_SHOWN]
-    return axes[1].replace('"', "") + (f" of devices {axes[2]}" if axes[2] else "")
-
-
-def _sharding(text: str) -> str:
-    """``[x, replicated]`` of ``<@mesh, [{"x"}, {}]>``."""
-    spec = re.search(r"<@\w+, (\[.*\])", text)
-    if spec is None:
-        return text[:_SHOWN] or "not given"
-    parts = re.findall(r"\{([^{}]*)\}", spec[1])
-    return "P(" + ", ".join(part.replace('"', "'") or "None" for part in parts) + ")"
-
-
-def _only_differing(ours: str, theirs: str) -> tuple[str, str]:
-    """The words in which two texts differ, and a little of what stands around them."""
-    a, b = ours.split(), theirs.split()
-    first = next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(map(len, (a, b)))
-    )
-    while len(a) > first + 1 and len(b) > first + 1 and a[-1] == b[-1]:
-        a.pop()
-        b.pop()
-    cut = (" ".join(words[max(0, first - 2) :])[:_SHOWN] or "nothing more" for words in (a, b))
-    mine, other = cut
-    return mine, other
-
-
-def _listed(devices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, devices[:8]))
-    return f"{shown}, ..." if len(devices) > 8 else shown
-
-
-def _line(place: SourceLine) -> str:
-    """``train.py:12: y = x * scale``."""
-    if not place.file:
-        return ""
-    source = " ".join(linecache.getline(place.file, place.line).split())
-    name = f"{place.file.rpartition('/')[2]}:{place.line}"
-    return f"{name}: {source[:_SHOWN]}" if source else name
+def _of_one(
+    name: str, ours: re.Match[str], theirs: re.Match[str]
+) -> tuple[str, str, tuple[str, str]] | None:
+    """In what one argument or result of two programs differs."""
+    if ours["type"] != theirs["type"]:
+        one, other = words.shape(ours["type"]), words.shape(theirs["type"])
+        is_dtype = one.partition("[")[2] == other.partition("[")[2]
+        return found.DTYPES if is_dtype else found.ARGUMENTS, name, (one, other)
+    given = [each["given"] or "" for each in (ours, theirs)]
+    one, other = (words.sharding("".join(_SHARDING.findall(text))) for text in given)
+    if one != other:
+        return found.SHARDING, f"the sharding of {name}", (one, other)
+    donated = ["donated" if _DONATION.search(text) else "not donated" for text in given]
+    if donated[0] != donated[1]:
+        return found.ARGUMENTS, name, (donated[0], donated[1])
+    if given[0] != given[1]:
+        return found.ARGUMENTS, name, words.only_differing(*given)
+    return None

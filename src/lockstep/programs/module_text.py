@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lockstep.callsites import hlo_text
 from lockstep.callsites.hlo_text import SourceLine
@@ -26,7 +26,13 @@ _CALL = re.compile(r"callsite\((#loc\d*) at (#loc\d*)\)")
 _FUSED = re.compile(r"fused(?:<.*>)?\[(#loc\d*)")
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?(?::\d+)?")
 _RESULTS = re.compile(r"^%[\w$.-]+(?::\d+)?(?:, %[\w$.-]+(?::\d+)?)* = ")
-_FUNCTION = re.compile(r"func\.func (?:public |private )?@")
+_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.$-]+)")
+_CALLED = re.compile(r"\bcall @([\w.$-]+)\(")
+_WITH_REDUCER = re.compile(
+    r"\bstablehlo\.(?:all_reduce|reduce|reduce_scatter|reduce_window|scatter|select_and_scatter)\b"
+)
+_REGION_OF_THE_LAST = re.compile(r"cond \{$|reducer\(")
+"""A line that opens a region of the operation on the line before."""
 _MAIN = re.compile(r"func\.func (?:public )?@main\(")
 
 
@@ -67,24 +73,82 @@ class Operation:
 
 
 def operations(text: str) -> list[Operation]:
-    """The operations of a program in the order in which they are printed."""
+    """The operations of a program in the order in which they are printed.
+
+    One that has regions stands before what is in them, and its location and type behind them.
+    """
     lines = text.splitlines()
-    locations = {found[1]: found[2] for line in lines if (found := _DEFINITION.match(line))}
-    places = functools.cache(lambda name: hlo_text.place(list(_chain(name, locations, 0))))
-    found = []
-    for line in lines:
-        bare = line.strip()
-        if not bare or bare.startswith(("#", "}")):
+    locations = {made[1]: made[2] for line in lines if (made := _DEFINITION.match(line))}
+    chains = functools.cache(lambda name: tuple(_chain(name, locations, 0)))
+    found: list[_Printed] = []
+    open_: list[_Printed] = []
+    for line in map(str.strip, lines):
+        if not line or line.startswith("#"):
             continue
-        location = _LOCATION.search(bare)
-        text = bare[: location.start()] if location else bare
-        if _FUNCTION.match(text):
-            text = _ARGUMENT_LOCATION.sub(_kept_name, text)
-        elif text.startswith("^"):  # the head of a block, as of a collective's reduction
-            text = _ARGUMENT_LOCATION.sub("", text)
+        location = _LOCATION.search(line)
         at = location[1] if location and location[1].startswith("#") else ""
-        found.append(Operation(text, places(at) if at else SourceLine()))
-    return _with_users_lines(found)
+        text = _without_locations(line[: location.start()] if location else line)
+        if text.startswith("}"):
+            if open_ and not text.endswith("{"):  # else another region of the same operation
+                open_.pop().close(text, chains(at) if at else ())
+        elif _REGION_OF_THE_LAST.match(text) and found:
+            open_.append(found[-1])
+        else:
+            inside = next((one for one in open_[-1:] if _WITH_REDUCER.search(one.text)), None)
+            found.append(_Printed(text, chains(at) if at else (), inside))
+            if text.endswith("{"):
+                open_.append(found[-1])
+    return _with_users_lines(_placed(found))
+
+
+@dataclasses.dataclass
+class _Printed:
+    text: str
+    chain: tuple[hlo_text.Frame, ...]
+    """Where it was traced, the innermost frame first."""
+    inside: _Printed | None = None
+    """The operation of which it is a part of the reduction."""
+
+    def close(self, text: str, chain: tuple[hlo_text.Frame, ...]) -> None:
+        self.text = f"{self.text} {text}" if len(text) > 1 else self.text
+        self.chain = chain or self.chain
+
+
+def _without_locations(text: str) -> str:
+    """The arguments of a function keep their names, which are their locations."""
+    if _FUNCTION.match(text):
+        return _ARGUMENT_LOCATION.sub(_kept_name, text)
+    return _ARGUMENT_LOCATION.sub("", text)
+
+
+def _placed(found: list[_Printed]) -> list[Operation]:
+    """JAX traces a function that is jitted itself once, so its lines may be of another call.
+
+    Those of a function of the user's are in that function. Of JAX's own (`jnp.cumsum`), the line is
+    the one that the function is called from here. A reduction (`add` of `jax.lax.psum`) is traced
+    once, too: it has the line of the operation that it is a part of.
+    """
+    calls: dict[str, SourceLine] = {}
+    placed, inside = [], ""
+    for one in found:
+        if function := _FUNCTION.match(one.text):
+            inside = function[1]
+        chain = one.inside.chain if one.inside else one.chain
+        place, call = hlo_text.place(chain), calls.get(inside)
+        if call is not None and call.file and not _is_in(chain, inside, call):
+            place = call
+        if called := _CALLED.search(one.text):
+            calls.setdefault(called[1], place)
+        placed.append(Operation(one.text, place))
+    return placed
+
+
+def _is_in(chain: Sequence[hlo_text.Frame], function: str, call: SourceLine) -> bool:
+    """Whether a stack is of this call of a function, or of that function's own lines."""
+    name = function.rstrip("0123456789").rstrip("_")
+    return any(
+        frame[:2] == call[:2] or frame[2].rpartition(".")[2] in (function, name) for frame in chain
+    )
 
 
 def _kept_name(location: re.Match[str]) -> str:

@@ -214,6 +214,43 @@ def batch_mean(local: int) -> jax.Array:
     return mean(jax.make_array_from_process_local_data(NamedSharding(ALL, P("all")), batch))
 
 
+def made_with(scale: float = 2.0, *, more: bool = False) -> jax.Array:
+    """A function that is traced on each process for itself, with what Python has there."""
+
+    @over(ALL)
+    def scaled(x):
+        if more:
+            x = jnp.sin(x)  # LINE more
+        return lax.psum(x * scale, "all")  # LINE scaled
+
+    return scaled(rows())
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def power_sum(x, power):
+    return (x**power).sum()  # LINE power_sum
+
+
+@jax.jit
+def first_row(x):
+    return (x[0] + 2 * x[-1]).sum()  # LINE first_row
+
+
+def first_of(devices: np.ndarray) -> jax.Array:
+    return first_row(rows(mesh=Mesh(devices, ("all",))))
+
+
+@jax.jit
+def weighted(w, x):
+    return (w * x).sum()  # LINE weighted
+
+
+def weigh(start: float) -> jax.Array:
+    """A sum with weights that are said to be the same on all processes."""
+    w = jax.make_array_from_process_local_data(EVERYWHERE, np.full(WIDTH, start, np.float32))
+    return weighted(w, rows())
+
+
 def in_two_threads(late: str) -> None:
     """Two threads dispatch a collective each, the thread ``late`` after the other one."""
 
@@ -311,6 +348,20 @@ FAULTS: dict[str, tuple[Step, Step]] = {
         lambda: must_fail(lambda: batch_mean(96)),
         lambda: must_fail(lambda: batch_mean(100)),
     ),
+    "constant": (lambda: must_fail(lambda: made_with(3.0)), lambda: must_fail(made_with)),
+    "branch": (lambda: must_fail(lambda: made_with(more=True)), lambda: must_fail(made_with)),
+    "static argument": (
+        lambda: must_fail(lambda: power_sum(rows(), 3)),
+        lambda: must_fail(lambda: power_sum(rows(), 2)),
+    ),
+    "mesh order": (
+        lambda: must_fail(lambda: first_of(DEVICES[::-1])),
+        lambda: must_fail(lambda: first_of(DEVICES)),
+    ),
+    "replicated values": (
+        lambda: must_fail(lambda: weigh(3.0)),
+        lambda: must_fail(lambda: weigh(2.0)),
+    ),
     "threads": (lambda: in_two_threads("main"), lambda: in_two_threads("prefetch")),
     "service": (lose_the_service, steps_for_a_while),
 }
@@ -331,7 +382,7 @@ def loop(fault: str, culprit: int, steps: int) -> None:
 def main(fault: str, culprit: str, steps: str = "6") -> None:
     try:
         loop(fault, int(culprit), int(steps))
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
+    except (jax.errors.JaxRuntimeError, ValueError, AssertionError) as error:
         say(raised=str(error), at=time.monotonic())
         say(saved=float(jnp.ones(10).sum()))
         sys.exit(20 + ME)

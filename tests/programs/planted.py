@@ -1,0 +1,201 @@
+"""Programs of random statements, with one difference planted in a statement.
+
+A program is source text with one statement a line, so the line of each operation is known. Each
+statement has a place where the programs of two processes may differ, and choices for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from lockstep.flight_recorder.program_difference import (
+    CONSTANT,
+    OPERATIONS,
+    SHARDING,
+)
+from lockstep.programs.difference import Lowered
+
+FILE = "/home/user/train.py"
+SIZE = 4
+MESH = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """``T`` is the array that it changes, and ``U`` another one, both of ``f32[4,4]``."""
+
+    text: str
+    choices: tuple[str, ...]
+    """What may stand in the place of ``{}``."""
+    kinds: tuple[str, ...]
+    words: str = ""
+    """What a process with a choice is said to have, with ``{}`` for the choice."""
+    is_traced_once: bool = False
+    """Whether JAX gives all such statements of a program the line of the first one."""
+
+    def line(self, choice: str, target: str, other: str) -> str:
+        text = self.text.replace("{}", choice)
+        return re.sub(r"\b[TU]\b", lambda m: {"T": target, "U": other}[m[0]], text)
+
+
+def constant(text: str, *choices: str, words: str = "{}") -> Statement:
+    return Statement(text, choices, (CONSTANT,), words)
+
+
+def operation(text: str, *choices: str, words: str = "") -> Statement:
+    return Statement(text, choices, (OPERATIONS,), words)
+
+
+STATEMENTS = {
+    "a number": constant("T = T * {}", "2.5", "-3.5", "1e-05", "1e+20", "inf"),
+    "an element": constant(
+        "T = T + np.array([1.0, {}, 3.0, 4.0], 'float32')", "2.5", "7.0", words="{} in element 1"
+    ),
+    "an element of a matrix": constant(
+        "T = T + np.array([[0.0], [1.0], [{}], [3.0]], 'float32')",
+        *("2.5", "-7.0"),
+        words="{} in element [2, 0]",
+    ),
+    "an element of many": constant(
+        "T = T + jnp.asarray(np.append(np.arange(255.0), {}).reshape(16, 4, 4), 'float32').sum(0)",
+        *("2.5", "-7.0"),
+        words="{} in element [15, 3, 3]",
+    ),
+    "an index": constant("T = T[np.array([0, 1, {}, 3])]", "2", "3", words="{} in element 2"),
+    "a limit": constant("T = jnp.where(T > {}, T, U)", "0.5", "1.5"),
+    "a seed": Statement(
+        "T = T + jax.random.normal(jax.random.key({}), T.shape)",
+        ("1", "7"),
+        (CONSTANT,),
+        "{}",
+        is_traced_once=True,
+    ),
+    "a function": operation("T = jnp.{}(T)", "sin", "cos", "exp", "tanh", words=""),
+    "an operand": operation("T = {}", "T - U", "U - T", words="subtract("),
+    "operands of a division": operation("T = {}", "T / (U + 2.0)", "(U + 2.0) / T"),
+    "a product": operation("T = {}", "T @ U", "U @ T", words="dot_general("),
+    "a call": operation("T = helper({})", "T, U", "U, T", words="helper("),
+    "a called function": operation("T = {}(T, U)", "helper", "other_helper"),
+    "a dtype": operation("T = T.astype('{}').astype('float32')", "float16", "bfloat16", "int32"),
+    "a shape": operation("T = T + U[:{}].sum()", "2", "3"),
+    "a place": operation("T = T + U[{}]", "1", "2"),
+    "an axis": operation("T = T + U.sum({})", "0", "1"),
+    "a reduction": operation("T = T + U.{}(0)", "sum", "max", "prod"),
+    "an axis of cumsum": operation("T = jnp.cumsum(T, {})", "0", "1"),
+    "a power": operation("T = T ** {}", "2", "3", "5"),
+    "a comparison": operation("T = jnp.where(T {} U, T, U)", "<", ">", "<=", "=="),
+    "a condition": operation("T = {}", "T", "jnp.sin(T)", "jnp.sin(jnp.cos(T))"),
+    "a transposition": operation("T = {}", "T", "jnp.transpose(T)"),
+    "a contraction": operation("T = jnp.einsum('{}->ik', T, U)", "ij,jk", "ij,kj"),
+    "a precision": operation("T = jnp.matmul(T, U, precision='{}')", "highest", "default"),
+    "an order": operation("T = jnp.concatenate([{}])[:4]", "T, U", "U, T"),
+    "a shift": operation("T = jnp.roll(T, {}, 0)", "1", "2"),
+    "a length": Statement(
+        "T = jax.lax.scan(lambda c, _: (c * 0.5, None), T, None, length={})[0]",
+        ("3", "5"),
+        (CONSTANT,),
+        "{}",
+    ),
+    "a number of rounds": constant(
+        "T = jax.lax.fori_loop(0, {}, lambda i, c: c + 1.0, T)", "3", "4"
+    ),
+    "a number in a loop": constant(
+        "T = jax.lax.scan(lambda c, x: (c * {} + x, x.sum()), T, U)[0]", "0.5", "0.25"
+    ),
+    "a branch of cond": constant(
+        "T = jax.lax.cond(T.sum() > 0, lambda a: a * {}, lambda a: a, T)", "2.5", "3.5"
+    ),
+    "a number of a while loop": constant(
+        "T = jax.lax.while_loop(lambda c: c.sum() < {}, lambda c: c + 1.0, T)", "9.0", "8.0"
+    ),
+    "a sharding": Statement(
+        "T = jax.lax.with_sharding_constraint(T, NamedSharding(MESH, P({})))",
+        ("'x'", "'y'", "None, 'x'", "('x', 'y')"),
+        (SHARDING,),
+    ),
+    "a collective": operation("T = over(lambda a: jax.lax.{}(a, 'x'))(T)", "psum", "pmax", "pmin"),
+    "an axis of a collective": operation("T = over(lambda a: jax.lax.psum(a, '{}'))(T)", "x", "y"),
+    "a permutation": operation(
+        "T = over(lambda a: jax.lax.ppermute(a, 'x', [{}]))(T)", "(0, 1), (1, 0)", "(0, 1)"
+    ),
+    "a number between collectives": constant(
+        "T = over(lambda a: jax.lax.psum(a * {}, 'x'))(T)", "2.5", "3.5"
+    ),
+    "an operation between collectives": operation(
+        "T = over(lambda a: jax.lax.psum({}, 'x'))(T)", "a", "jnp.sin(a)"
+    ),
+    "a spec of shard_map": Statement(
+        "T = over(lambda a: jnp.sin(a), P({}))(T)", ("'x'", "'y'"), (SHARDING,)
+    ),
+    "a gradient": constant("T = jax.grad(lambda a: jnp.sum(a * a * {}))(T)", "2.5", "3.5"),
+    "a mapped function": constant("T = jax.vmap(lambda a, b: a * {} + b)(T, U)", "2.5", "3.5"),
+    "a checkpoint": constant("T = jax.checkpoint(lambda a: jnp.sin(a) * {})(T)", "2.5", "3.5"),
+}
+
+
+ROWS_AND_COLUMNS = PartitionSpec("x", "y")
+
+
+def over(function: Callable[[Any], Any], spec: PartitionSpec = ROWS_AND_COLUMNS) -> Any:
+    return jax.shard_map(function, mesh=MESH, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+HEAD = """\
+@jax.jit
+def helper(a, b):
+    return a - 2 * b
+
+@jax.jit
+def other_helper(a, b):
+    return a - 3 * b
+
+def step(v, w):
+"""
+NAMES = {
+    "jax": jax,
+    "jnp": jnp,
+    "np": np,
+    "inf": float("inf"),
+    "NamedSharding": NamedSharding,
+    "P": PartitionSpec,
+    "MESH": MESH,
+    "over": over,
+}
+
+
+def line_of(statement: int) -> int:
+    """The number of the line of a statement."""
+    return HEAD.count("\n") + statement + 1
+
+
+def lowered(
+    lines: Sequence[str],
+    *,
+    arguments: Sequence[Any] = (),
+    title: str = "step (train.py:3)",
+    devices: tuple[int, ...] = (0, 1, 2, 3),
+    flags: str = "",
+    **options: Any,
+) -> Lowered:
+    """A program of such statements, as it is given to the compiler on four devices."""
+    source = HEAD + "".join(f"    {line}\n" for line in [*lines, "return v, w"])
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    names = dict(NAMES)
+    exec(compile(source, FILE, "exec"), names)
+    given = arguments or (argument(), argument())
+    made = jax.jit(names["step"], **options).trace(*given).lower(lowering_platforms=("cpu",))
+    text = made.compiler_ir().operation.get_asm(enable_debug_info=True)  # type: ignore[union-attr]
+    return Lowered(title, devices, flags, text)
+
+
+def argument(shape: tuple[int, ...] = (SIZE, SIZE), dtype: str = "float32", *spec: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(MESH, PartitionSpec(*spec)))

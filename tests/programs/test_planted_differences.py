@@ -1,0 +1,159 @@
+"""One difference is planted in one of two random programs: the explanation names its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lockstep.flight_recorder.program_difference import (
+    ARGUMENTS,
+    DTYPES,
+    FLAGS,
+    OTHER,
+    SHARDING,
+    Difference,
+)
+from lockstep.flight_recorder.program_difference import (
+    MESH as MESH_OF,
+)
+from lockstep.programs.difference import explain
+from programs.planted import MESH, STATEMENTS, Statement, argument, line_of, lowered
+
+GROUPS = ((1,), (0, 2))
+
+
+def assert_names(
+    found: Difference, statement: Statement, choices: tuple[str, str], at: Collection[int]
+) -> None:
+    few, many = found.sides
+    assert found.culprits == (1,)
+    assert found.kind in statement.kinds, found
+    places = {side.at.partition(": ")[0] for side in found.sides if side.at}
+    assert places
+    assert places <= {f"train.py:{line}" for line in at}, found
+    assert few.what or many.what
+    if statement.words:
+        for side, choice in zip((few, many), choices, strict=True):
+            assert statement.words.replace("{}", choice) in side.what, found
+
+
+ALONE = [
+    pytest.param(name, *pair, id=f"{name}: {' or '.join(pair)}")
+    for name, one in STATEMENTS.items()
+    for pair in itertools.permutations(one.choices, 2)
+]
+
+
+@pytest.mark.parametrize(("name", "planted", "other"), ALONE)
+def test_a_difference_of_each_kind_is_named(name: str, planted: str, other: str) -> None:
+    statement = STATEMENTS[name]
+    first, last = "v = v + w", "w = w * v"
+    one, two = (lowered([first, statement.line(c, "v", "w"), last]) for c in (planted, other))
+    assert_names(explain(one, two, GROUPS), statement, (planted, other), {line_of(1)})
+
+
+Line = tuple[str, str, bool]
+"""A statement's name, what it has in its place, and whether it changes ``w`` and not ``v``."""
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> Line:
+    name = draw(st.sampled_from(sorted(STATEMENTS)))
+    return name, draw(st.sampled_from(STATEMENTS[name].choices)), draw(st.booleans())
+
+
+def written(program: list[Line]) -> list[str]:
+    return [
+        STATEMENTS[name].line(choice, *("wv" if turned else "vw"))
+        for name, choice, turned in program
+    ]
+
+
+programs = st.lists(lines(), min_size=1, max_size=8)
+
+
+@settings(deadline=None)
+@given(programs, st.data())
+def test_a_difference_in_a_random_program_is_named(
+    program: list[Line], data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(program) - 1), label="where")
+    name, own, turned = program[at]
+    statement = STATEMENTS[name]
+    choice = data.draw(st.sampled_from([c for c in statement.choices if c != own]), label="planted")
+    other = [*program[:at], (name, choice, turned), *program[at + 1 :]]
+    one, two = (lowered(written(each)) for each in (other, program))
+    like = [i for i, line in enumerate(program) if statement.is_traced_once and line[0] == name]
+    places = {line_of(i) for i in (at, *like)}
+    assert_names(explain(one, two, GROUPS), statement, (choice, own), places)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """What differs in the program as a whole: what `jax.jit` is given, or what stands beside it."""
+
+    planted: dict[str, Any]
+    words: str
+    kind: str
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+X = argument()
+ROWS, COLUMNS = (argument((4, 4), "float32", axis) for axis in ("x", "y"))
+BY_X, BY_Y = (NamedSharding(MESH, PartitionSpec(axis)) for axis in ("x", "y"))
+OUTER = {
+    "donation": Outer({"donate_argnums": 1}, "argument w is donated on process 1", ARGUMENTS),
+    "shape": Outer(
+        {"arguments": (X, argument((1, 4)))}, "argument w is f32[1,4] on process 1", ARGUMENTS
+    ),
+    "dtype": Outer(
+        {"arguments": (argument((4, 4), "int32"), X)}, "argument v is i32[4,4] on process 1", DTYPES
+    ),
+    "sharding of an argument": Outer(
+        {"arguments": (ROWS, X)},
+        "the sharding of argument v is P('x', None) on process 1, P('y', None) on processes 0, 2",
+        SHARDING,
+        {"arguments": (COLUMNS, X)},
+    ),
+    "sharding of a result": Outer(
+        {"out_shardings": (BY_X, None)},
+        "the sharding of result [0] is P('x', None) on process 1, P('y', None) on processes 0, 2",
+        SHARDING,
+        {"out_shardings": (BY_Y, None)},
+    ),
+    "order of the devices": Outer(
+        {"devices": (1, 0, 2, 3)}, "the mesh is devices 1, 0, 2, 3 on process 1", MESH_OF
+    ),
+    "devices": Outer({"devices": (4, 5, 6, 7)}, "the mesh is devices 4-7 on process 1", MESH_OF),
+    "flag": Outer({"flags": "--xla_a=1"}, "XLA_FLAGS is --xla_a=1 on process 1, not set on", FLAGS),
+    "one of two flags": Outer(
+        {"flags": "--xla_a=1 --xla_b=2"},
+        "XLA_FLAGS is --xla_b=2 on process 1, --xla_b=3 on processes 0, 2",
+        FLAGS,
+        {"flags": "--xla_a=1 --xla_b=3"},
+    ),
+    "function": Outer({"title": "evaluate (b.py:9)"}, "evaluate (b.py:9) and not step", OTHER),
+}
+
+
+@settings(deadline=None)
+@given(programs, st.sampled_from(sorted(OUTER)))
+def test_what_differs_in_the_whole_of_a_random_program_is_named(
+    program: list[Line], name: str
+) -> None:
+    planted = OUTER[name]
+    statements = [*written(program), "v = v + w.astype(v.dtype).sum(); w = w + v"]
+    try:
+        one, two = (lowered(statements, **each) for each in (planted.planted, planted.own))
+    except (TypeError, ValueError):  # a statement that takes no such argument
+        reject()
+    found = explain(one, two, GROUPS)
+    assert (found.kind, found.culprits) == (planted.kind, (1,)), found
+    assert planted.words in str(found)
