@@ -231,7 +231,7 @@ def _of_process(said: dict[str, Any], failure: str, ended: float | None) -> str:
         return "hang"
     if ended is not None and _OURS.match(failure):
         return "ended"
-    failure = failure.partition(". ")[0].partition(" (")[0]
+    failure = re.split(r"\. | \(|; for details", failure)[0]
     return failure if failure else ("finished" if "finished" in said else "no exception")
 
 

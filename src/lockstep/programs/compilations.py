@@ -119,7 +119,7 @@ def note(publish: Callable[[str, float], None]) -> None:
     """From now on describes the programs over devices of several processes.
 
     ``publish`` is called with the title of the one that is being compiled and since when, and with
-    "" when there is none any more. It replaces that of an earlier call, and must raise nothing.
+    "" when there is none any more. It replaces that of an earlier call.
     """
     _known.publish = publish
     if not _jax_compat.is_in(HOOK):
@@ -183,8 +183,11 @@ def identity(executable: Any, text: str, devices: tuple[int, ...]) -> str:
 
 
 def _publish() -> None:
-    since, program = current() or (0.0, None)
-    _known.publish(program.title if program else "", since)
+    try:
+        since, program = current() or (0.0, None)
+        _known.publish(program.title if program else "", since)
+    except Exception as error:  # the program comes first
+        _jax_compat.report(HOOK, LOST, error)
 
 
 def _described(module: Any, devices: Sequence[Any]) -> Program:

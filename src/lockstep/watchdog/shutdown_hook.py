@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +130,7 @@ def _install_hooks() -> None:
         if ending.is_ours():
             ending.has_failed = True
             ending.error = error
-            for record in ending.records:
-                record(bindings.Leaving.FAILED)
+            _record(ending, bindings.Leaving.FAILED)
             if ending.label:
                 _abort(ending.label, kind, error)
         show(kind, error, trace)
@@ -331,11 +330,28 @@ def _on_exit() -> None:
             error.__traceback__ = None  # no line of it is the program's
             sys.excepthook(type(error), error, None)
     if not ending.has_failed:
-        for record in ending.records:
-            record(bindings.Leaving.ENDED)
+        _record(ending, bindings.Leaving.ENDED)
     for afterwards in ending.afterwards:
-        afterwards()
+        with _going_on():
+            afterwards()
     leave()
+
+
+def _record(ending: _ProgramEnd, how: bindings.Leaving) -> None:
+    for record in ending.records:
+        with _going_on():
+            record(how)
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """An error of what watches is printed: the others still have to learn how this process ends,
+    and a thread that is left beside JAX's shutdown would end in a SIGSEGV."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+            print(f"lockstep: the end of the program was not noted: {error!r}", file=sys.stderr)
 
 
 def _on_fork() -> None:
