@@ -1,0 +1,144 @@
+"""Sound programs over gloo, whose launches are compared: nothing is said, and nothing ends early.
+
+Over the engine: tests/faults/test_no_false_alarm.py. JAX's own tests:
+scripts/jax_multiprocess_tests.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.test_examples import EXAMPLES, EXAMPLES_ALONE, LINES
+from faults.harness import PROGRAMS
+from lanes import full
+from of_this_jax import needs_float16_pass, without_warnings
+from pytest_sessions import project
+from support import Result, run_lockstep
+
+GLOO = ["--collectives", "gloo"]
+LOW_PRECISION = Path(__file__).parents[1] / "hlo" / "programs" / "low_precision.py"
+
+
+def assert_nothing_said(result: Result) -> None:
+    assert "lockstep" not in "".join(without_warnings(result.stderr)), result
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("n", "d"), [(2, 2), (4, 1)])
+def test_a_sound_program(n: int, d: int) -> None:
+    given = ["", "gloo"]
+    result = run_lockstep(GLOO, PROGRAMS / "sound.py", n=n, d=d, program_args=given, timeout=150)
+    assert [line for line in result.stdout.splitlines() if line.endswith("] finished")], result
+    assert_nothing_said(result)
+
+
+OF_ITS_OWN = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+me = jax.process_index()
+own = Mesh(np.array(jax.local_devices()[::-1 if me else 1]), ("x",), axis_types=(AxisType.Auto,))
+rows = NamedSharding(own, P("x"))
+
+def total(x):
+    return jax.lax.psum(x * (me + 2.0), "x")  # a constant of each process
+
+summed = jax.jit(jax.shard_map(total, mesh=own, in_specs=P("x"), out_specs=P()))
+for i in range(30 + 40 * me):  # more of them in one process than in the other
+    x = jax.device_put(np.ones(4, np.float32), rows)
+    assert float(summed(x).sum()) == 4 * (me + 2)
+    if me:
+        assert float(jax.jit(lambda x: x.max() * i)(x)) == i
+world = NamedSharding(Mesh(np.array(jax.devices()), ("x",), axis_types=(AxisType.Auto,)), P("x"))
+y = jax.make_array_from_callback((8,), world, lambda at: np.ones(8, np.float32)[at])
+for i in range(3):
+    print(float(jax.jit(jnp.sum)(y)))
+"""
+
+
+@pytest.mark.parametrize("collectives", ["gloo", full("lockstep")])
+def test_programs_on_the_devices_of_one_process(collectives: str) -> None:
+    options = ["--collectives", collectives]
+    result = run_lockstep(options, OF_ITS_OWN, n=2, d=2, timeout=120, forked=True)
+    for process in (0, 1):
+        assert result.by_process[process][-3:] == ["8.0"] * 3, result
+    assert_nothing_said(result)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("example", EXAMPLES_ALONE)
+def test_an_example(example: str) -> None:
+    result = run_lockstep(GLOO, EXAMPLES / example, n=2, d=4, timeout=200, forked=True)
+    for line in LINES[example]:
+        assert result.stdout.count(line) == 2, (line, result)
+    assert_nothing_said(result)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        ("checkpoint_restart.py", ["--steps", "20"]),
+        ("flax_digits.py", ["--epochs", "8", "--kill-at", "25"]),
+    ],
+)
+def test_an_example_that_is_started_again(
+    example: str, arguments: list[str], tmp_path: Path
+) -> None:
+    options = [*GLOO, "--max-restarts", "1"]
+    given = ["--folder", str(tmp_path), *arguments]
+    result = run_lockstep(options, EXAMPLES / example, n=2, d=2, program_args=given, timeout=240)
+    for line in LINES[example]:
+        assert result.stdout.count(line) == 2, (line, result)
+    assert "another program" not in result.stderr, result
+
+
+@pytest.mark.full
+@needs_float16_pass
+def test_narrow_types() -> None:
+    given = ["--dtypes", "float16,bfloat16,float8_e4m3fn"]
+    result = run_lockstep(GLOO, LOW_PRECISION, n=2, d=2, program_args=given, timeout=200)
+    assert result.stdout.count("derivatives right") == 2, result
+    assert_nothing_said(result)
+
+
+SUITE = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import pytest
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+    @pytest.fixture
+    def x():
+        mesh = jax.make_mesh((jax.device_count(),), ("x",), (AxisType.Auto,))
+        rows = NamedSharding(mesh, P("x"))
+        return jax.make_array_from_callback((8,), rows, lambda at: np.arange(8.0)[at])
+
+    @pytest.mark.parametrize("function", [jnp.sum, jnp.max, jnp.min])
+    def test_reductions(x, function):
+        assert float(jax.jit(function)(x)) == function(np.arange(8.0))
+
+    def test_own():
+        assert jax.jit(lambda: jax.process_index() + jnp.ones(2))().sum() >= 2
+"""
+
+
+@pytest.mark.full
+def test_a_suite_under_auto_init(tmp_path: Path) -> None:
+    folder = project(tmp_path, SUITE)
+    result = run_lockstep(
+        [*GLOO, "--auto-init"],
+        Path("-m"),
+        n=2,
+        d=2,
+        program_args=["pytest", str(folder)],
+        timeout=120,
+    )
+    assert "rank 0: 4 passed" in result.stdout, result
+    assert "another program" not in result.stderr, result
