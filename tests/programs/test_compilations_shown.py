@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,31 +29,57 @@ def step(x):
 
 def compile_for_long(event, **_):
     if jax.process_index() == 1 and event.endswith("compile_requests_use_cache"):
-        time.sleep(7)
+        for _ in range(600):
+            if not os.path.exists(f"{sys.argv[1]}/seen"):
+                time.sleep(0.1)
 
+largest = jax.jit(lambda x: x.max())  # LAUNCHED
+for _ in range(3):
+    float(largest(x))  # FIRST
 jax.monitoring.register_event_listener(compile_for_long)
-if os.fork() == 0:
+if jax.process_index() == 0 and os.fork() == 0:
     time.sleep(4)
-    report = [sys.executable, "-m", "lockstep", "report", "--json", os.environ["LOCKSTEP_RUN_DIR"]]
-    if jax.process_index() == 0:
-        print(subprocess.run(report, capture_output=True, text=True).stdout.replace(chr(10), " "))
+    for number, arguments in enumerate(SHOWN):
+        folder = os.environ["LOCKSTEP_RUN_DIR"]
+        file = open(f"{sys.argv[1]}/shown-{number}", "w")
+        words = [word.replace("FOLDER", sys.argv[1]) for word in arguments.split()]
+        command = [sys.executable, "-m", "lockstep", *words, folder]
+        subprocess.run(command, stdout=file, env={**os.environ, "COLUMNS": "200"})
+    open(f"{sys.argv[1]}/seen", "w").close()
     os._exit(0)
 print(float(step(x)))
 """
+SHOWN = ["report --json", "report", "report --trace FOLDER/trace.json", "top --once"]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
-def test_a_process_that_compiles_is_reported_as_such(tmp_path: Path, collectives: str) -> None:
+def test_what_a_process_compiles_and_launches_is_shown(tmp_path: Path, collectives: str) -> None:
     options = ["--collectives", collectives, "--stall-warning", "3"]
+    program = f"SHOWN = {SHOWN}\n{PROGRAM}"
+    mark = "# LAUNCHED" if collectives == "lockstep" else "# FIRST"
+    line = f"program.py:{program[: program.index(mark)].count(chr(10)) + 1}"
     result = run_lockstep(
-        options, PROGRAM, d=1, program_args=[str(tmp_path)], timeout=90, forked=True
+        options, program, d=1, program_args=[str(tmp_path)], timeout=120, forked=True
     )
-    assert "compiles step (program.py:" in result.stderr, result
-    [found] = [line for line in result.by_process[0] if line.startswith("{")]
-    rows = {row["process"]: row for row in json.loads(found)["processes"]}
+    compiles = r"compiles step \(program\.py:\d+\)"
+    assert re.search(rf"{compiles} since \d+ s", result.stderr), result
+    document, text, _, top = ((tmp_path / f"shown-{n}").read_text() for n in range(len(SHOWN)))
+    rows = {row["process"]: row for row in json.loads(document)["processes"]}
     assert str(rows[1]["compiles"]).startswith("step (program.py:"), rows
+    assert rows[1]["compiles_for"] >= 1, rows
     assert rows[0]["compiles"] is None, rows
+    assert re.search(rf"process 1 .*: {compiles} since \d+ s", text), text
+    assert re.search(rf"{compiles} *│ *\d+(\.\d+)? s", top), top
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    [slice] = [event for event in events if event["name"].startswith("compiles step (program.py:")]
+    assert slice["pid"] == 1
+    assert slice["dur"] > 1e6
+    name = "_lambda" if collectives == "gloo" else "all-reduce (max) of 1 x f32"
+    launched = [event for event in events if event["name"] == name]
+    assert [event["pid"] for event in launched] == [0, 0, 0, 1, 1, 1], events
+    assert {line in event["args"]["where"] for event in launched} == {True}, launched
+    assert line in top
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -60,7 +87,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     waits.keep_in(str(path))
     waits.note_compilation("step (train.py:34)", 100.0)
     found = read_waits(path)
-    assert found == Waits(compiles="step (train.py:34)", compiles_since=100.0)
-    assert found.compilation == "compiles step (train.py:34)"
+    seconds = found.compiled_for
+    assert found == Waits(compiles="step (train.py:34)", compiles_since=100.0, compiled_for=seconds)
+    assert found.compilation == f"compiles step (train.py:34) since {seconds:.0f} s"
+    assert read_waits(path, is_over=True).compilation == "compiles step (train.py:34)"
     waits.note_compilation("", 0.0)
     assert read_waits(path).compilation == ""

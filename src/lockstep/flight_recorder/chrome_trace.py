@@ -2,8 +2,9 @@
 
 Each device has a track below its process. A collective is a slice that contains two more: waiting
 for the slowest, and moving data. An arrow leads from the member that began last to each member that
-waited for it. The format is the Trace Event Format's JSON: complete events ("X"), metadata ("M")
-and flows ("s", "f"). Times are microseconds since the first recorded collective.
+waited for it. The launch of a program is a slice, and so is a compilation that has not ended. The
+format is the Trace Event Format's JSON: complete events ("X"), metadata ("M") and flows ("s", "f").
+Times are microseconds since the first recorded collective.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.flight_recorder.calls import Calls
-from lockstep.flight_recorder.format import Entry, State
+from lockstep.flight_recorder.format import Entry, Op, State
 from lockstep.flight_recorder.model import Run
-from lockstep.flight_recorder.phrases import label_of, operation, place_in_program
+from lockstep.flight_recorder.phrases import (
+    LAUNCH,
+    function,
+    label_of,
+    operation,
+    place_in_program,
+)
 from lockstep.flight_recorder.timeline import History, Track
 
 WAITING = "waiting for the slowest"
@@ -37,7 +44,20 @@ def trace(run: Run) -> dict[str, Any]:
         for entry in track.entries:
             events += _slices(calls, track, entry, start, end)
     events += _arrows(history, start)
+    events += _compilations(run, history, start)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _compilations(run: Run, history: History, start: int) -> Iterator[dict[str, Any]]:
+    """What processes are compiling now, on the track of their first device."""
+    for process in run.processes:
+        waits = process.waits
+        tracks = (track for track in history.tracks.values() if track.process == process.index)
+        if waits.compiled_for and (track := next(tracks, None)) is not None:
+            begun = track.time(int(waits.compiles_since * 1e9))
+            span = {"ts": (begun - start) / 1e3, "dur": waits.compiled_for * 1e6}
+            name = f"compiles {waits.compiles}"
+            yield _event("X", name, process.index, track.device, cat="compilation", **span)
 
 
 def _names(run: Run, history: History) -> Iterator[dict[str, Any]]:
@@ -76,6 +96,10 @@ def _slices(
         span = {"ts": (since - start) / 1e3, "dur": max(0, until - since) / 1e3}
         return _event("X", name, track.process, track.device, cat="collective", **span, **more)
 
+    if entry.op == Op.PROGRAM:
+        name = function(call.modules[0]) if len(call.modules) == 1 else LAUNCH
+        yield piece(name, begun, ended, args=details)
+        return
     yield piece(operation(entry), begun, ended, args=details)
     if arrived is not None:
         middle = min(max(arrived, begun), ended)

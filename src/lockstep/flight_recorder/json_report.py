@@ -57,6 +57,7 @@ def _row(row: Row) -> dict[str, Any]:
         ],
         "waits_for": list(row.waits_for),
         "compiles": row.process.waits.compiles or None,
+        "compiles_for": round(row.process.waits.compiled_for, 1) or None,
         "collectives": row.ran,
         "error": error and error.summary,
         "exit": exit and dataclasses.asdict(exit),

@@ -16,6 +16,8 @@ MAX_LINES = 3
 """At most this many lines of the program are named for one call."""
 MAX_ARGUMENTS = 2
 """At most this many of a function's differing arguments are named."""
+LAUNCH = "launch"
+"""What a table or a picture calls a launch whose program it does not name."""
 
 
 def label_of(process: Process) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lockstep.flight_recorder.calls import Call, Calls
-from lockstep.flight_recorder.format import UNTIMED_BYTES, Entry, State
+from lockstep.flight_recorder.format import UNTIMED_BYTES, Entry, Op, State
 from lockstep.flight_recorder.model import Run
-from lockstep.flight_recorder.phrases import operation, place_in_program
+from lockstep.flight_recorder.phrases import LAUNCH, operation, place_in_program
 from lockstep.flight_recorder.timeline import History, Position, Track
 
 MAX_SIZES = 3
@@ -90,7 +90,8 @@ def summarize(run: Run) -> Summary:
             own.waiting += waiting
             own.moving += moving
             own.is_moving_timed |= moving > 0 or entry.bytes > UNTIMED_BYTES
-            own.sizes.setdefault((-entry.bytes, entry.dtype, entry.reduction), operation(entry))
+            what = LAUNCH if entry.op == Op.PROGRAM else operation(entry)
+            own.sizes.setdefault((-entry.bytes, entry.dtype, entry.reduction), what)
             if place and last and place not in named:
                 named.add(place)
                 own.slowest[last[1]] += 1
@@ -129,7 +130,9 @@ def _operations(texts: Sequence[str]) -> str:
     for text in texts[:MAX_SIZES]:
         kind, _, size = text.partition(" of ")
         of_kind.setdefault(kind, []).append(size)
-    parts = [f"{kind} of {', '.join(sizes)}" for kind, sizes in of_kind.items()]
+    parts = [
+        f"{kind} of {', '.join(some)}" if any(some) else kind for kind, some in of_kind.items()
+    ]
     if (left := len(texts) - MAX_SIZES) > 0:
         parts.append(f"and {left} more")
     return ", ".join(parts)

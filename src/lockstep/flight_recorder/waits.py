@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,11 +58,14 @@ class Waits:
     """The program over devices of several processes that it compiles, ``step (train.py:34)``."""
     compiles_since: float = 0.0
     """``time.monotonic()`` of its host when that began."""
+    compiled_for: float = 0.0
+    """Seconds since then, when this was read on its host; 0: not known."""
 
     @property
     def compilation(self) -> str:
-        """``compiles step (train.py:34)``; "": it compiles no such program."""
-        return f"compiles {self.compiles}" if self.compiles else ""
+        """``compiles step (train.py:34) since 40 s``; "": it compiles no such program."""
+        since = f" since {self.compiled_for:.0f} s" if self.compiled_for >= 1 else ""
+        return f"compiles {self.compiles}{since}" if self.compiles else ""
 
     def has_come_to(self, barrier: Barrier) -> bool:
         """Whether the process has come to this use of a barrier, or may have."""
@@ -77,7 +81,7 @@ class Waits:
             "callback": self.callback,
             "thread": self.thread,
             "left": self.left,
-            "compiles": [self.compiles, self.compiles_since],
+            "compiles": [self.compiles, self.compiles_since, self.compiled_for],
         }
 
 
@@ -90,13 +94,19 @@ def waits_of(values: Mapping[str, Any]) -> Waits:
     ]
     uses = {str(key): int(use) for key, use in dict(values["uses"]).items()}
     known = rest and (int(rest[0]), int(rest[1]))
-    compiles, since = values["compiles"]
+    compiles, since, seconds = values["compiles"]
     callback, thread, left = (str(values[name]) for name in ("callback", "thread", "left"))
-    return Waits(tuple(barriers), uses, known, callback, thread, left, str(compiles), float(since))
+    times = float(since), float(seconds)
+    return Waits(tuple(barriers), uses, known, callback, thread, left, str(compiles), *times)
 
 
-def read_waits(path: Path | str) -> Waits:
-    """What a process has written; empty where it has written nothing, or the file has no sense."""
+def read_waits(path: Path | str, is_over: bool = False) -> Waits:
+    """What a process of this host has written; empty where it has written nothing, or the file has
+    no sense. ``is_over``: the process has ended."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-        return waits_of(json.loads(Path(path).read_text("utf-8")))
+        found = waits_of(json.loads(Path(path).read_text("utf-8")))
+        if found.compiles and not is_over:
+            seconds = max(0.0, time.monotonic() - found.compiles_since)
+            return dataclasses.replace(found, compiled_for=seconds)
+        return found
     return Waits()

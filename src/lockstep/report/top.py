@@ -144,7 +144,7 @@ def _now(row: Row) -> str:
     if row.waits_for:
         return f"waits for {processes(row.waits_for)}"
     if row.activity is Activity.BUSY and row.process.waits.compiles:
-        return row.process.waits.compilation
+        return f"compiles {row.process.waits.compiles}"
     return row.activity.value
 
 

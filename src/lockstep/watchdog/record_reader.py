@@ -111,7 +111,10 @@ class Records:
     def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
         """The processes of this host: endings and waits, then records, then sites (`model`)."""
         endings = {peer.process: self.ending(peer.process) for peer in self._local}
-        waits = {index: read_waits(self._artifacts[index].waits) for index in endings}
+        waits = {
+            index: read_waits(self._artifacts[index].waits, is_over=ending[1] is not None)
+            for index, ending in endings.items()
+        }
         records = {index: self.record(index, latest) for index in endings}
         found = []
         for index, record in records.items():

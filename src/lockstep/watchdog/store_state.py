@@ -41,6 +41,8 @@ class ProcessState:
     compiles: Program | None = None
     programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
     """The programs that were launched, by the run ids in the record."""
+    compiled_for: float = 0.0
+    """For how many seconds it has compiled that program."""
 
     def to_json(self) -> dict[str, Any]:
         longest = max((len(ring.entries) for ring in self.record.rings), default=0)
@@ -59,6 +61,7 @@ class ProcessState:
             "inside": self.inside,
             "still": self.still,
             "compiles": self.compiles.to_json() if self.compiles else None,
+            "compiled_for": self.compiled_for,
             "programs": {
                 str(n): one.without_module().to_json() for n, one in self.programs.items()
             },
@@ -77,12 +80,12 @@ class ProcessState:
             }
             stack, at, inside = (str(found[name]) for name in ("stack", "at", "inside"))
             record, still = format.parse(packed), float(found["still"])
-            program = found["compiles"]
+            program, seconds = found["compiles"], float(found["compiled_for"])
             compiles = Program.from_json(program) if program else None
             programs = {int(n): Program.from_json(one) for n, one in found["programs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
             raise RecordError(f"process {index} has published no state: {error!r}") from error
-        return cls(index, record, callers, stack, at, inside, still, compiles, programs)
+        return cls(index, record, callers, stack, at, inside, still, compiles, programs, seconds)
 
     @property
     def launched_last(self) -> Program | None:
@@ -92,7 +95,8 @@ class ProcessState:
         return self.programs[known[-1]] if known else None
 
     def as_process(self, index: int) -> model.Process:
-        waits = Waits(compiles=self.compiles.title if self.compiles else "")
+        title = self.compiles.title if self.compiles else ""
+        waits = Waits(compiles=title, compiled_for=self.compiled_for)
         sites = launches.sites_of(self.programs)
         return model.Process(index, self.record, sites, callers=self.callers, waits=waits)
 
@@ -193,7 +197,7 @@ def where(states: Sequence[ProcessState | None], most: int = 4) -> str:
 def _place(state: ProcessState) -> str:
     if state.compiles is None:
         return f"process {state.index} is at {state.at}"
-    return f"process {state.index} compiles {state.compiles.title}"
+    return f"process {state.index} {state.as_process(state.index).waits.compilation}"
 
 
 def stands_in_jax(states: Sequence[ProcessState | None], process: int) -> tuple[str, bool]:

@@ -242,6 +242,7 @@ class Watch(threading.Thread):
             still,
             compiled[1] if compiled else None,
             self._source.programs(),
+            time.monotonic() - compiled[0] if compiled else 0.0,
         )
 
     def _states(self, over: threading.Event) -> dict[int, ProcessState]:
