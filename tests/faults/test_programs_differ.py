@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from lanes import full
@@ -98,6 +101,36 @@ def test_off_does_not_look() -> None:
     )
     assert {len(lines) for lines in result.by_process.values()} == {3}, result
     assert_unsaid("another program", result.stderr)
+
+
+FLAGS_OF_ONE = """
+import os
+if os.environ.get("LOCKSTEP_PROCESS_ID") == "1":
+    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true --xla_dump_to=/nowhere"
+"""
+SUM = """
+print(float(jax.jit(lambda x: x.sum())(x)))
+"""
+
+
+@pytest.mark.parametrize("collectives", [full("lockstep"), "gloo"])
+def test_flags_of_one_process_are_said(collectives: str, tmp_path: Path) -> None:
+    """The compiled text does not show them, nor do the numbers of executions."""
+    (tmp_path / "sitecustomize.py").write_text(FLAGS_OF_ONE)
+    result = run_lockstep(
+        ["--collectives", collectives],
+        HEAD + SUM,
+        d=1,
+        timeout=120,
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        expect_status=None,
+    )
+    assert "lockstep: warning: the processes of this job differ in XLA_FLAGS:" in result.stderr
+    assert (result.status == 0) == (collectives == "lockstep"), result
+    if collectives == "gloo":
+        headline = result.said_by_launcher.splitlines()[0]
+        flag = "XLA_FLAGS is --xla_cpu_enable_fast_math=true on process 1, not set on process 0"
+        assert flag in headline, result
 
 
 AGAIN = """

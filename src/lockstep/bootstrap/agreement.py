@@ -16,6 +16,7 @@ from lockstep._errors import DisagreementError
 from lockstep.bootstrap import config_check, startup_liveness
 from lockstep.engine import bindings
 from lockstep.job import current_job, kv_store
+from lockstep.programs import compilations
 
 _WARNING_SECONDS = 5.0
 """For all processes to publish what they have: they have just met, to list their devices."""
@@ -115,6 +116,7 @@ def _settings() -> dict[str, str]:
         "collectives": str(collectives),
         "engine": bindings.interface(),
         "PYTHONHASHSEED": _hash_seed(),
+        "XLA_FLAGS": compilations.flags() or "none",
     }
 
 

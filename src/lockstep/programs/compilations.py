@@ -167,7 +167,7 @@ def note_loaded(executable: Any, devices: Sequence[Any]) -> None:
         line.short if line else "",
         identity(executable, text, ids),
         ids,
-        _flags(),
+        flags(),
     )
     _known.by_fingerprint[fingerprint].append(found)
 
@@ -179,7 +179,8 @@ def identity(executable: Any, text: str, devices: tuple[int, ...]) -> str:
     ``text`` of the executable has not all values, or is not known ("").
     """
     made, is_exact = hlo_metadata.digest(text)
-    return _digest(repr((made if text and is_exact else executable.fingerprint, devices)).encode())
+    known = made if text and is_exact else executable.fingerprint
+    return _digest(repr((known, devices, flags())).encode())
 
 
 def _publish() -> None:
@@ -198,7 +199,7 @@ def _described(module: Any, devices: Sequence[Any]) -> Program:
     _known.kept += len(packed)
     line = frames.innermost()
     ids = tuple(device.id for device in devices)
-    return Program(name, line.short if line else "", _digest(bare), ids, _flags(), packed)
+    return Program(name, line.short if line else "", _digest(bare), ids, flags(), packed)
 
 
 def _digest(data: bytes) -> str:
@@ -206,8 +207,8 @@ def _digest(data: bytes) -> str:
 
 
 @functools.cache
-def _flags() -> str:
-    """XLA reads them once."""
+def flags() -> str:
+    """``XLA_FLAGS``, without those that change nothing in what is computed: XLA reads them once."""
     given = os.environ.get("XLA_FLAGS", "").split()
     return " ".join(sorted(flag for flag in given if not _HARMLESS.search(flag)))
 
