@@ -167,6 +167,16 @@ def test_of_several_programs_the_arguments_choose(programs: Any) -> None:
     assert entries(own)[-1][1] == 0
 
 
+@pytest.mark.parametrize("static", [np.float64, SimpleNamespace(shape=(3,)), "sum", object()])
+def test_a_static_argument_may_have_a_shape(programs: Any, static: Any) -> None:
+    own = record()
+    both = function(own, b"step", b"wide")
+    own.learn(both.__wrapped__, Executable(b"step"), (np.ones(3), static), {})
+    own.fast(both, (np.ones(3), static), {}, EVERYWHERE)
+    [(_, run, _)] = entries(own)
+    assert run != 0
+
+
 def test_of_several_programs_of_a_function_none_is_named(programs: Any) -> None:
     own = record()
     fast(own, function(own, b"step", b"wide"))

@@ -189,7 +189,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     indices = sorted(int(match[1]) for match in names if match)
     folders = {index: process_dir(directory, number, index) for index in indices}
     endings = {i: read_ending(path) for i, path in folders.items()}
-    waits = {i: read_waits(path / WAITS, endings[i][1] is not None) for i, path in folders.items()}
+    waits = {i: read_waits(path / WAITS) for i, path in folders.items()}
     records = {i: _record(recorder_of(path)) for i, path in folders.items()}
     processes = []
     for index, path in folders.items():

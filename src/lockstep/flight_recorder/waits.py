@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,13 +58,19 @@ class Waits:
     compiles_since: float = 0.0
     """``time.monotonic()`` of its host when that began."""
     compiled_for: float = 0.0
-    """Seconds since then, when this was read on its host; 0: not known."""
+    """Seconds since then; 0: not known, as of a process that has ended."""
 
     @property
     def compilation(self) -> str:
         """``compiles step (train.py:34) since 40 s``; "": it compiles no such program."""
         since = f" since {self.compiled_for:.0f} s" if self.compiled_for >= 1 else ""
         return f"compiles {self.compiles}{since}" if self.compiles else ""
+
+    def at(self, now: float) -> Waits:
+        """With the seconds since then. ``now``: ``time.monotonic()`` of its host."""
+        if not self.compiles:
+            return self
+        return dataclasses.replace(self, compiled_for=max(0.0, now - self.compiles_since))
 
     def has_come_to(self, barrier: Barrier) -> bool:
         """Whether the process has come to this use of a barrier, or may have."""
@@ -100,13 +105,8 @@ def waits_of(values: Mapping[str, Any]) -> Waits:
     return Waits(tuple(barriers), uses, known, callback, thread, left, str(compiles), *times)
 
 
-def read_waits(path: Path | str, is_over: bool = False) -> Waits:
-    """What a process of this host has written; empty where it has written nothing, or the file has
-    no sense. ``is_over``: the process has ended."""
+def read_waits(path: Path | str) -> Waits:
+    """What a process has written; empty where it has written nothing, or the file has no sense."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-        found = waits_of(json.loads(Path(path).read_text("utf-8")))
-        if found.compiles and not is_over:
-            seconds = max(0.0, time.monotonic() - found.compiles_since)
-            return dataclasses.replace(found, compiled_for=seconds)
-        return found
+        return waits_of(json.loads(Path(path).read_text("utf-8")))
     return Waits()

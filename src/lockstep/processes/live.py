@@ -14,7 +14,7 @@ from lockstep.flight_recorder.diagnose import (
     Kind,
     Row,
 )
-from lockstep.flight_recorder.model import Run
+from lockstep.flight_recorder.model import Process, Run
 
 
 def settled(diagnosis: Diagnosis, now: Mapping[str, int]) -> Diagnosis:
@@ -34,6 +34,18 @@ def _is_brief(row: Row, now: Mapping[str, int]) -> bool:
         return True
     # The clock begins again when a host does: a record from before has waited for long.
     return 0 <= now[record.host] - row.call.entry.entered_ns < BRIEF_SECONDS * 1e9
+
+
+def with_compilations(run: Run, now: Mapping[str, int]) -> Run:
+    """With the time that living processes have compiled for. ``now``: see `now_of_hosts`."""
+
+    def known(process: Process) -> Process:
+        if process.exit is not None or process.record is None:
+            return process
+        waits = process.waits.at(now[process.record.host] / 1e9)
+        return dataclasses.replace(process, waits=waits)
+
+    return dataclasses.replace(run, processes=tuple(map(known, run.processes)))
 
 
 def now_of_hosts(run: Run, now_ns: int) -> dict[str, int]:

@@ -160,10 +160,10 @@ def _signature(args: Any, kwargs: Any) -> _Signature:
 
 
 def _kind(leaf: Any) -> Any:
-    shape = getattr(leaf, "shape", None)
-    if shape is None:
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None:  # a static argument may have one of them
         return type(leaf)
-    return tuple(shape), leaf.dtype, getattr(leaf, "sharding", None), getattr(leaf, "weak_type", 0)
+    return shape, dtype, getattr(leaf, "sharding", None), getattr(leaf, "weak_type", 0)
 
 
 def _devices_of(results: Any) -> frozenset[int]:

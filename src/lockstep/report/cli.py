@@ -103,7 +103,9 @@ def main(args: argparse.Namespace) -> int:
 
     run = locate_run.read(*_which(args), args.attempt)
     now_ns = time.monotonic_ns()  # of the records: what follows takes a while
-    diagnosis = live.settled(diagnose.diagnose(run), live.now_of_hosts(run, now_ns))
+    now = live.now_of_hosts(run, now_ns)
+    run = live.with_compilations(run, now)
+    diagnosis = live.settled(diagnose.diagnose(run), now)
     summary = summarize(run) if args.summary else None
     if args.trace:
         _write_trace(Path(args.trace), run)

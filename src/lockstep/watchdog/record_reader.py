@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,9 @@ class Records:
     def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
         """The processes of this host: endings and waits, then records, then sites (`model`)."""
         endings = {peer.process: self.ending(peer.process) for peer in self._local}
-        waits = {
-            index: read_waits(self._artifacts[index].waits, is_over=ending[1] is not None)
-            for index, ending in endings.items()
-        }
+        waits = {index: read_waits(self._artifacts[index].waits) for index in endings}
+        alive = (index for index, (_, exit) in endings.items() if exit is None)
+        waits |= {index: waits[index].at(time.monotonic()) for index in alive}
         records = {index: self.record(index, latest) for index in endings}
         found = []
         for index, record in records.items():
