@@ -2,6 +2,7 @@
 
     python scripts/jax_multiprocess_tests.py JAX_CHECKOUT [-n 2 -n 4] [-d 4] [--files array ...]
     python scripts/jax_multiprocess_tests.py JAX_CHECKOUT --collectives gloo --collectives tls
+    python scripts/jax_multiprocess_tests.py JAX_CHECKOUT --collectives gloo --collectives watched
 
 The checkout is jax-ml/jax at the tag of the installed jax (``git checkout jax-v0.11.0``). The tests
 are not edited: a ``sitecustomize`` on the path of their processes imports lockstep before jax; over
@@ -35,7 +36,9 @@ BETWEEN_HOSTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """The engine between hosts: each process takes itself for alone on its host."""
-IMPLEMENTATIONS = ("gloo", "lockstep", *BETWEEN_HOSTS)
+WATCHED = "watched"
+"""gloo, with Lockstep's record and comparison of launches: a test that fails is a false alarm."""
+IMPLEMENTATIONS = ("gloo", "lockstep", WATCHED, *BETWEEN_HOSTS)
 _OUTCOME = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+)", re.MULTILINE)
 _SITECUSTOMIZE = "import lockstep\n"
 _ON_ITS_OWN_HOST = f"""
@@ -80,6 +83,7 @@ def _environment(implementation: str, devices: int, scratch: pathlib.Path) -> di
     hook = scratch / "hook"
     hook.mkdir(exist_ok=True)
     between_hosts = {}
+    watched = {"LOCKSTEP_COLLECTIVES": "gloo"} if implementation == WATCHED else {}
     if implementation in BETWEEN_HOSTS:
         key = scratch / "key"
         key.touch(0o600)
@@ -91,6 +95,7 @@ def _environment(implementation: str, devices: int, scratch: pathlib.Path) -> di
     return {
         **os.environ,
         **between_hosts,
+        **watched,
         "PYTHONPATH": os.pathsep.join(path),
         "TEST_UNDECLARED_OUTPUTS_DIR": str(scratch),
         "JAX_PLATFORMS": "cpu",
