@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import kubeflow_trainer_api.models as trainer
 import pytest
 import yaml
 
-from docs.test_kubernetes import validate
+from docs.test_kubernetes import check_model, options_of, validate
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubeflow.md").read_text()
 JOB = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {}}
@@ -23,16 +22,9 @@ def document(title: str) -> dict[str, Any]:
     return yaml.safe_load(found[1])
 
 
-def check(model: Any, manifest: dict[str, Any]) -> None:
-    """The model checks types, and drops fields that it does not know."""
-    made = model.from_dict(copy.deepcopy(manifest))
-    known = yaml.safe_load(yaml.safe_dump(made.to_dict()))
-    assert known == manifest
-
-
 def test_the_runtime() -> None:
     runtime = document("runtime.yaml")
-    check(trainer.TrainerV1alpha1TrainingRuntime, runtime)
+    check_model(trainer.TrainerV1alpha1TrainingRuntime, runtime)
     assert runtime["spec"]["mlPolicy"]["jax"] == {}
     [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     labels = replicated["template"]["metadata"]["labels"]
@@ -53,7 +45,7 @@ def test_the_runtime() -> None:
 
 def test_the_job() -> None:
     job = document("trainjob.yaml")
-    check(trainer.TrainerV1alpha1TrainJob, job)
+    check_model(trainer.TrainerV1alpha1TrainJob, job)
     runtime = document("runtime.yaml")
     named = {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
     assert job["spec"]["runtimeRef"] == named
@@ -61,6 +53,7 @@ def test_the_job() -> None:
     container["resources"] = job["spec"]["trainer"]["resourcesPerNode"]
     pod = {"containers": [container], "restartPolicy": "Never"}
     validate({**JOB, "spec": {"template": {"spec": pod}}})
+    options_of(container["command"])
 
 
 @pytest.mark.parametrize("field", ["numNode", "commands"])
@@ -69,4 +62,4 @@ def test_the_model_refuses_what_is_wrong(field: str) -> None:
     job = document("trainjob.yaml")
     job["spec"]["trainer"][field] = job["spec"]["trainer"].pop("numNodes")
     with pytest.raises(AssertionError):
-        check(trainer.TrainerV1alpha1TrainJob, job)
+        check_model(trainer.TrainerV1alpha1TrainJob, job)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import re
 from pathlib import Path
 from typing import Any
 
+import kubeflow_trainer_api.models as kubeflow
 import kubernetes_validate
 import pytest
 import yaml
 
 from lockstep.bootstrap.cluster_env import detect
+from lockstep.hosts import node_range
+from lockstep.launch import options
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubernetes.md").read_text()
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 """The first has the label batch.kubernetes.io/job-name."""
-JOBSET_FIELDS = {"name": str, "replicas": int, "template": dict}
+WITH_SUCCESS_POLICY = ("1.31", VERSIONS[-1])
 ETC_HOSTS = "10.244.1.7\t{0}.train.default.svc.cluster.local\t{0}\n"
 
 
@@ -25,9 +30,25 @@ def documents(title: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(found[1]))
 
 
-def validate(document: dict[str, Any]) -> None:
-    for version in VERSIONS:
+def validate(document: dict[str, Any], versions: tuple[str, ...] = VERSIONS) -> None:
+    for version in versions:
         kubernetes_validate.validate(document, version, strict=True)
+
+
+def check_model(model: Any, manifest: dict[str, Any]) -> None:
+    """The model checks types, and drops fields that it does not know."""
+    made = model.from_dict(copy.deepcopy(manifest))
+    known = yaml.safe_load(yaml.safe_dump(made.to_dict()))
+    assert known == manifest
+
+
+def options_of(command: list[str]) -> argparse.Namespace:
+    """The options of a container's command, as the command reads them."""
+    assert command[:2] == ["lockstep", "worker"]
+    parser = options.worker_parser()
+    ours, program = options.split(command[2:], parser)
+    assert program == ["train.py"]
+    return parser.parse_args(ours)
 
 
 def jobs_of(jobset: dict[str, Any]) -> list[dict[str, Any]]:
@@ -55,6 +76,7 @@ def check_job(job: dict[str, Any]) -> None:
     assert environ_of(job, 0)["LOCKSTEP_KEY_FILE"] == key
     assert volume["secret"]["defaultMode"] == 0o400
     assert f"secret generic {volume['secret']['secretName']} --from-file=key=" in PAGE
+    options_of(container["command"])
 
 
 def test_the_indexed_job() -> None:
@@ -83,14 +105,34 @@ def test_the_variant_that_does_not_run_as_root() -> None:
     copied = re.search(r"cat \S+ > (\S+);", container["command"][-1])
     assert copied
     assert environ_of(job, 0)["LOCKSTEP_KEY_FILE"] == copied[1]
+    options_of(container["command"][-1].partition("exec ")[2].split())
+
+
+def test_the_variant_for_nodes_that_come_and_go() -> None:
+    _, job = documents("train.yaml")
+    [changes] = documents("come-and-go.yaml")
+    [new] = changes.pop("template")["spec"]["containers"]
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert new.keys() == {"name", "command"}
+    assert new["name"] == container["name"]
+    container |= new
+    job["spec"] |= changes
+    validate(job, WITH_SUCCESS_POLICY)
+    check_job(job)
+    told = options_of(container["command"])
+    assert told.nnodes.least < told.nnodes.most == job["spec"]["completions"]
+    node_range.check(told.nnodes, told.nnodes.most, 1, told.max_restarts, told.grow)
+    [rule] = job["spec"]["successPolicy"]["rules"]
+    assert rule == {"succeededIndexes": "0"}
+    with pytest.raises(kubernetes_validate.ValidationError, match="successPolicy"):
+        validate(job, ("1.29",))
 
 
 def test_the_jobset() -> None:
     [jobset] = documents("jobset.yaml")
-    assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    assert jobset["spec"].keys() == {"failurePolicy", "replicatedJobs"}
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    check_model(kubeflow.JobsetV1alpha2JobSet, jobset)
     [replicated] = jobset["spec"]["replicatedJobs"]
-    assert {name: type(value) for name, value in replicated.items()} == JOBSET_FIELDS
     [job] = jobs_of(jobset)
     validate(job)
     check_job(job)
@@ -126,3 +168,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
     job["spec"]["completion"] = 4
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(job)
+    [jobset] = documents("jobset.yaml")
+    jobset["spec"]["failurePolicy"]["maxRestart"] = 3
+    with pytest.raises(AssertionError):
+        check_model(kubeflow.JobsetV1alpha2JobSet, jobset)
