@@ -1,16 +1,18 @@
 """How long a job takes from its start to its first step, with JAX's persistent compilation cache.
 
-    python benchmarks/compile_once.py [--processes 4] [--layers 24] [--ways stock lockstep]
+    python benchmarks/compile_once.py [--processes 4] [--layers 192] [--ways stock lockstep]
 
 Each line is one start: stock JAX over gloo, then `lockstep run` over gloo and over the engine, each
 with a cache of its own, first empty and then as the first start has left it. `compiled` is how many
-programs each process has compiled; one of them, the step, takes nearly all of the time.
+programs each process has compiled; one of them, the step, takes nearly all of the time. `step` is
+the processor time in seconds that each process used to compile or to load it, in the same order.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ import time
 from pathlib import Path
 
 PROGRAM = """
-import collections, os, sys
+import collections, os, sys, time
 import jax, jax.monitoring, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -47,9 +49,14 @@ def step(w, x):
 rows = NamedSharding(mesh, P("x"))
 x = jax.make_array_from_callback((16, 32), rows, lambda i: jnp.ones((16, 32))[i])
 w = jnp.ones((layers, 32, 32)) / 32
-value, w = jax.jit(step)(w, x)
+lowered = jax.jit(step).lower(w, x)
+began = time.process_time()
+compiled = lowered.compile()
+used = time.process_time() - began
+value, w = compiled(w, x)
 value.block_until_ready()
-print("missed", events["compile_requests_use_cache"] - events["cache_hits"], flush=True)
+missed = events["compile_requests_use_cache"] - events["cache_hits"]
+print(f"[{jax.process_index()}: {missed} {used:.1f}]", flush=True)
 """
 WAYS = ("stock", "gloo", "lockstep")
 TIMEOUT = 600.0
@@ -72,7 +79,8 @@ def commands(way: str, program: Path, folder: Path, args: argparse.Namespace) ->
     return [[*run, "--collectives", way, *own]]
 
 
-def start(way: str, program: Path, folder: Path, args: argparse.Namespace) -> tuple[float, str]:
+def start(way: str, program: Path, folder: Path, args: argparse.Namespace) -> str:
+    """One start, as a line of the output has it."""
     began = time.perf_counter()
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -80,19 +88,24 @@ def start(way: str, program: Path, folder: Path, args: argparse.Namespace) -> tu
     ]
     try:
         outputs = [process.communicate(timeout=TIMEOUT)[0] for process in running]
+    except subprocess.TimeoutExpired:
+        return f"no end in {TIMEOUT:g} s"
     finally:
         for process in running:
-            process.kill()
-    assert not any(process.returncode for process in running), outputs
-    words = " ".join(outputs).split()
-    missed = [words[i + 1] for i, word in enumerate(words) if word == "missed"]
-    return time.perf_counter() - began, " ".join(sorted(missed))
+            process.terminate()
+            process.wait()
+    seconds = time.perf_counter() - began
+    if codes := [process.returncode for process in running if process.returncode]:
+        return f"failed after {seconds:.1f} s: {codes}"
+    found = sorted(re.findall(r"\[(\d+): (\d+) ([\d.]+)\]", "".join(outputs)))
+    compiled, used = (" ".join(each[i] for each in found) for i in (1, 2))
+    return f"{seconds:6.1f} s   step {used}   compiled {compiled}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--layers", type=int, default=192)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     args = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -102,8 +115,8 @@ def main() -> None:
         program.write_text(PROGRAM)
         for way in args.ways:
             for which in ("first", "second"):
-                seconds, missed = start(way, program, Path(folder, way), args)
-                print(f"{way:9} {which:7} {seconds:6.1f} s   compiled {missed}", flush=True)
+                line = start(way, program, Path(folder, way), args)
+                print(f"{way:9} {which:7} {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ EXECUTIONS_ARE_NUMBERED = VERSION >= (0, 9)
 MUTUAL_TLS = VERSION >= (0, 11, 2)
 """JAX's coordination service takes certificates, which Lockstep makes from the job's key."""
 
+GLOO_REDUCE_SCATTER = VERSION < (0, 12)
+"""gloo's own algorithm, which gives wrong numbers (jax-ml/jax#40830)."""
+
 FLOAT16_PASS = VERSION >= (0, 10, 2)
 
 needs_numbers = pytest.mark.skipif(

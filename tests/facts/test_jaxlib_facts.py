@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import textwrap
 from pathlib import Path
 
 import jax
+import jaxlib
 import pytest
 
 from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices
 from lockstep.engine import bindings
+from of_this_jax import GLOO_REDUCE_SCATTER
 from support import run_lockstep
 
 JAXLIB_SAYS = """
@@ -45,6 +48,16 @@ def test_the_engine_has_every_name_that_jaxlib_resolves() -> None:
     assert len(names) > 500, names
     engine = ctypes.CDLL(str(bindings.library_path()))
     assert [name for name in names if not hasattr(engine, name)] == []
+
+
+@pytest.mark.full
+def test_from_0_12_on_jaxlib_has_a_reduce_scatter_of_its_own_over_gloo() -> None:
+    """docs/reference/sharp-bits.md says which releases give wrong numbers, by this."""
+    gloo_s = b"ReduceScatterHalvingDoubling"
+    with open(Path(jaxlib.__file__).with_name("libjax_common.so"), "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        found = [data.find(name) >= 0 for name in (gloo_s, b"GlooReduceScatter")]
+    assert found == [GLOO_REDUCE_SCATTER, not GLOO_REDUCE_SCATTER]
 
 
 def test_jaxlib_loads_the_plug_when_it_is_loaded_and_names_its_version() -> None:
