@@ -104,6 +104,16 @@ def test_two_tasks_of_skypilot_on_the_same_nodes_are_two_jobs() -> None:
         (TRAINJOB | {"JAX_COORDINATOR_ADDRESS": "head:"}, "'head:' is not HOST:PORT"),
         (TRAINJOB | {"JAX_COORDINATOR_PORT": "0"}, "JAX_COORDINATOR_PORT=0 .* is not a port"),
         (JAXJOB | {"PROCESS_ID": "3"}, "variables of a JAXJob of Kubeflow say rank 3 of 3"),
+        (JAXJOB | {"NUM_PROCESSES": "all"}, r"\bNUM_PROCESSES='all' .* not a whole number"),
+        (JAXJOB | {"COORDINATOR_PORT": "0"}, r"\bCOORDINATOR_PORT=0 \(from a JAXJob"),
+        (
+            JAXJOB | {"COORDINATOR_ADDRESS": "a:1"},
+            "^COORDINATOR_ADDRESS='a:1' and COORDINATOR_PORT",
+        ),
+        (
+            JAXJOB | TORCHRUN,
+            "torchrun say process 3 of 4, PROCESS_ID and NUM_PROCESSES say process 2 of 3",
+        ),
         (SKYPILOT | {"SKYPILOT_NODE_RANK": "2"}, "variables of SkyPilot say rank 2 of 2"),
         (SKYPILOT | {"SKYPILOT_NUM_NODES": "3"}, "SKYPILOT_NUM_NODES=3, but .* has 2 addresses"),
         (without(SKYPILOT, "SKYPILOT_NODE_IPS"), "SKYPILOT_NODE_IPS is not: SkyPilot sets both"),
@@ -120,6 +130,7 @@ def test_contradictions(environ: dict[str, str], error: str) -> None:
     said = check_cluster(environ)
     assert said.status == "warning"
     assert re.search(error, said.found)
+    assert re.match(r"\w", said.found)
 
 
 def test_one_variable_alone_is_no_place() -> None:
@@ -143,6 +154,13 @@ def test_the_innermost_launcher_counts_and_the_doctor_says_why() -> None:
         "is process 3 of 4, from a launcher for JAX, the innermost launcher; the others: " in said
     )
     assert said.endswith("SkyPilot: 1 of 2")
+    # A pod may have several processes, so the numbers of its Job need not be theirs.
+    pod = {"JOB_COMPLETIONS": "2", "JOB_COMPLETION_INDEX": "1"}
+    assert detect(pod | several) == place(3, 4, None, None, "a:1", JAX)
+    assert check_cluster(pod | several).found.endswith("the others: Kubernetes: 1 of 2")
+    assert detect(JAXJOB | TORCHRUN | {"RANK": "2", "WORLD_SIZE": "3"}) == place(
+        2, 3, 1, 2, "n001:29501", "torchrun"
+    )
 
 
 def test_the_doctor_says_what_does_not_count() -> None:
@@ -162,6 +180,10 @@ def test_the_variables_of_another_attempt() -> None:
     assert renewed({"HOME": "/h"}, 0, 2, "a:1") == {}
     told = TRAINJOB | renewed(TRAINJOB, 0, 4, "[fd00::1]:7")
     assert detect(told) == place(0, 4, None, None, "[fd00::1]:7", JAX)
+    told = JAXJOB | renewed(JAXJOB, 0, 4, "[fd00::1]:7")
+    assert detect(told) == place(0, 4, None, None, "[fd00::1]:7", "a JAXJob of Kubeflow")
+    # Names that others use too: without all four they are no place.
+    assert renewed({"PROCESS_ID": "3", "NUM_PROCESSES": "4"}, 0, 2, "a:1") == {}
 
 
 def environs(names: str) -> list[dict[str, str]]:

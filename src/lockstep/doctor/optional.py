@@ -115,7 +115,8 @@ def check_cluster(environ: Mapping[str, str]) -> Finding:
     try:
         place = cluster_env.detect(environ)
     except LaunchError as error:
-        return warning("cluster", f"{', '.join(present)}: {error}", _CLUSTER_FIX)
+        where = f"{', '.join(present)}: " if present else ""
+        return warning("cluster", f"{where}{error}", _CLUSTER_FIX)
     if place is not None:
         found = ", ".join(present) or place.found_by
         choice = cluster_env.explain_choice(environ)

@@ -15,6 +15,7 @@ Sources: kubeflow/trainer, ``pkg/runtime/framework/plugins/jax/jax.go``; kubeflo
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from lockstep._errors import LaunchError
 from lockstep.bootstrap.cluster_env import _place
@@ -24,47 +25,63 @@ NAME = "a launcher for JAX"
 SIZE, RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 ADDRESS, PORT = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
 BACKEND = "JAX_DISTRIBUTED_BACKEND"
-_OPERATOR = {name: name.removeprefix("JAX_") for name in (SIZE, RANK, ADDRESS, PORT)}
+
+
+class _Names(NamedTuple):
+    """The four variables as a launcher calls them."""
+
+    launcher: str
+    size: str
+    rank: str
+    address: str
+    port: str
+
+
+_JAX = _Names(NAME, SIZE, RANK, ADDRESS, PORT)
+_OPERATOR = _Names("a JAXJob of Kubeflow", *(name.removeprefix("JAX_") for name in _JAX[1:]))
 
 
 def find(environ: Environ, read: Read) -> RankInfo | None:
-    if {SIZE, RANK} <= environ.keys():
-        return _found(environ, NAME)
-    if set(_OPERATOR.values()) <= environ.keys():
-        told = {name: environ[short] for name, short in _OPERATOR.items()}
-        return _found(told, "a JAXJob of Kubeflow")
-    return None
-
-
-def _found(environ: Environ, launcher: str) -> RankInfo:
+    names = _told(environ)
+    if names is None:
+        return None
     return RankInfo(
-        rank=_place.whole(environ, RANK, launcher),
-        size=_place.whole(environ, SIZE, launcher),
+        rank=_place.whole(environ, names.rank, names.launcher),
+        size=_place.whole(environ, names.size, names.launcher),
         local_rank=None,
         local_size=None,
-        coordinator=coordinator(environ),
-        found_by=launcher,
+        coordinator=coordinator(environ, names),
+        found_by=names.launcher,
     )
 
 
-def coordinator(environ: Environ) -> str | None:
-    """``HOST:PORT`` of JAX's two variables; None where the address is not set.
+def _told(environ: Environ) -> _Names | None:
+    """Whose variables ``environ`` has. Without JAX_ they are a place only if all four are there."""
+    if {SIZE, RANK} <= environ.keys():
+        return _JAX
+    return _OPERATOR if set(_OPERATOR[1:]) <= environ.keys() else None
+
+
+def coordinator(environ: Environ, names: _Names = _JAX) -> str | None:
+    """``HOST:PORT`` of the two variables; None where the address is not set.
 
     Raises `LaunchError` where no port is named, or two different ones.
     """
-    address = environ.get(ADDRESS)
+    address = environ.get(names.address)
     if not address:
         return None
+    said = f"{names.address}={address!r}"
+    source = "the user" if names is _JAX else names.launcher
     host, port = _parts(address)
-    named = str(_place.port(environ, PORT, "the user")) if environ.get(PORT) else ""
+    named = str(_place.port(environ, names.port, source)) if environ.get(names.port) else ""
     if not host or (port and not (port.isdigit() and 0 < int(port) <= _place.LAST_PORT)):
-        raise LaunchError(f"{ADDRESS}={address!r} is not HOST:PORT.")
+        raise LaunchError(f"{said} is not HOST:PORT.")
     if not port and not named:
         raise LaunchError(
-            f"{ADDRESS}={address!r} has no port: on all processes add it, HOST:PORT, or set {PORT}."
+            f"{said} has no port: on all processes add it, HOST:PORT, or set {names.port}."
         )
     if port and named and port != named:
-        raise LaunchError(f"{ADDRESS}={address!r} and {PORT}={named} name different ports.")
+        raise LaunchError(f"{said} and {names.port}={named} name different ports.")
     return f"{_place.bracketed(host)}:{port or named}"
 
 
@@ -82,8 +99,10 @@ def renewed(
     environ: Environ, rank: int | None, size: int | None, address: str | None
 ) -> dict[str, str]:
     """Returns the variables that ``environ`` has, with the values of another job."""
-    port = address.rpartition(":")[2] if address else None
-    values = {RANK: rank, SIZE: size, ADDRESS: address, PORT: port}
+    host, _, port = address.rpartition(":") if address else (None, "", None)
+    values: dict[str, str | int | None] = {RANK: rank, SIZE: size, ADDRESS: address, PORT: port}
+    if set(_OPERATOR[1:]) <= environ.keys():
+        values |= zip(_OPERATOR[1:], (size, rank, host, port), strict=True)
     return {n: str(value) for n, value in values.items() if n in environ and value is not None}
 
 
@@ -101,14 +120,14 @@ def check_agreement(environ: Environ, read: Read, other: RankInfo) -> None:
     The variables may be those of the container around the other launcher, or of a script that it
     has started. Nothing tells which, and a wrong guess is a job of the wrong processes.
     """
-    told = find(environ, read)
-    if told is None or (told.rank, told.size) == (other.rank, other.size):
+    names, told = _told(environ), find(environ, read)
+    if names is None or told is None or (told.rank, told.size) == (other.rank, other.size):
         return
     raise LaunchError(
         f"Two launchers disagree: the variables of {other.found_by} say process {other.rank} of "
-        f"{other.size}, {RANK} and {SIZE} say process {told.rank} of {told.size}. Unset the "
-        "variables of the one that did not start this process (env -u NAME ... lockstep worker), "
-        "or set LOCKSTEP_PROCESS_ID, LOCKSTEP_NUM_PROCESSES and LOCKSTEP_COORDINATOR."
+        f"{other.size}, {names.rank} and {names.size} say process {told.rank} of {told.size}. "
+        "Unset the variables of the one that did not start this process (env -u NAME ... lockstep "
+        "worker), or set LOCKSTEP_PROCESS_ID, LOCKSTEP_NUM_PROCESSES and LOCKSTEP_COORDINATOR."
     )
 
 
