@@ -83,7 +83,7 @@ def start(way: str, program: Path, folder: Path, args: argparse.Namespace) -> st
     """One start, as a line of the output has it."""
     began = time.perf_counter()
     running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for command in commands(way, program, folder, args)
     ]
     try:
@@ -92,11 +92,12 @@ def start(way: str, program: Path, folder: Path, args: argparse.Namespace) -> st
         return f"no end in {TIMEOUT:g} s"
     finally:
         for process in running:
-            process.terminate()
+            process.kill()
             process.wait()
     seconds = time.perf_counter() - began
-    if codes := [process.returncode for process in running if process.returncode]:
-        return f"failed after {seconds:.1f} s: {codes}"
+    if any(process.returncode for process in running):
+        errors = re.findall(r"^[\w.]*Error: .{,120}", "".join(outputs), re.M)
+        return f"failed after {seconds:.1f} s: {' | '.join(dict.fromkeys(errors))}"
     found = sorted(re.findall(r"\[(\d+): (\d+) ([\d.]+)\]", "".join(outputs)))
     compiled, used = (" ".join(each[i] for each in found) for i in (1, 2))
     return f"{seconds:6.1f} s   step {used}   compiled {compiled}"
