@@ -16,8 +16,8 @@ namespace lockstep {
 
 using Clock = std::chrono::steady_clock;
 
-// Where counters and the numbers of messages and collectives begin. They wrap after 2^32: a test
-// builds an engine in which they begin shortly before that (tests/native/test_wrapping.py).
+// The first number of counters, messages and collectives. They wrap after 2^32: a test builds an
+// engine in which they begin shortly before that (tests/native/test_wrapping.py).
 #ifndef LOCKSTEP_FIRST_NUMBER
 #define LOCKSTEP_FIRST_NUMBER 0
 #endif

@@ -160,7 +160,7 @@ void Channels::keep(const ChannelId& channel, std::uint32_t number,
   if (found != receive_rings_.end())  // opened while the message came in
     return take_whole(found->second, number, message);
   auto& early = early_[channel];
-  if (number != early.size()) throw Error("a message out of turn");
+  if (number - kFirstNumber != early.size()) throw Error("a message out of turn");
   if (early.size() == kMaxSlots) throw Error("more messages than there is room for");
   std::size_t& bytes = early_bytes_[channel.process];
   if (message.size() + kEntry > kMaxEarlyBytes - bytes)

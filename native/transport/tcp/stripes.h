@@ -26,8 +26,9 @@ class Stripes {
   Stripes(std::uint32_t number, std::size_t bytes, std::uint32_t connections)
       : bytes_(bytes),
         stripe_(bytes),
-        count_(number < kMaxSlots ? 1
-                                  : std::clamp<std::size_t>(bytes / kMinStripe, 1, connections)) {
+        count_(number - kFirstNumber < kMaxSlots
+                   ? 1
+                   : std::clamp<std::size_t>(bytes / kMinStripe, 1, connections)) {
     if (count_ == 1) return;
     const std::size_t unit = count_ * kUnit;
     stripe_ = (bytes + unit - 1) / unit * kUnit;

@@ -79,7 +79,7 @@ void UcxChannels::keep(const ChannelId& channel, std::uint32_t number,
     advance(found->second, number);
     return;
   }
-  if (number >= kMaxSlots) throw Error("more messages than there is room for");
+  if (number - kFirstNumber >= kMaxSlots) throw Error("more messages than there is room for");
   std::size_t& bytes = early_bytes_[channel.process];
   if (message.size() + kEntry > kMaxEarlyBytes - bytes)
     throw Error("more messages than there is room for, of groups that are not known here yet");
