@@ -140,7 +140,7 @@ def lag_inside() -> None:
     def late(seconds: np.ndarray) -> np.ndarray:
         if jax.process_index() == 1:
             time.sleep(float(seconds))
-        return np.float32(0)
+        return np.zeros((), np.float32)
 
     def body(v: Any, seconds: Any) -> Any:
         nothing = jax.pure_callback(late, jax.ShapeDtypeStruct((), np.float32), seconds)

@@ -176,7 +176,7 @@ class Run:
         jitted = jax.jit(function, donate_argnums=(0,) if self.donates else ())
         self.compiled = jitted.lower(*self._arguments()).compile()
         by_hand = self.repeat * sum(map(_collectives, self.program.steps))
-        self.collectives = by_hand or len(_IN_HLO.findall(self.compiled.as_text()))
+        self.collectives = by_hand or len(_IN_HLO.findall(self.compiled.as_text() or ""))
 
     def _arguments(self) -> tuple[jax.Array, jax.Array]:
         """Made anew for each execution: the program may have donated them."""
