@@ -20,8 +20,8 @@ import lockstep.linalg as la
 from lanes import sample
 from linalg.matrices import DTYPES, assert_close, assert_gradient, full, mesh, positive, put
 from linalg.test_inside import inside
-from lockstep.linalg import _cholesky_grid, _cost_model, _cpu_kernels, _posdef
-from lockstep.linalg._cost_model import GridShape
+from lockstep.linalg import _cholesky_grid, _cost_model, _cpu_kernels, _grid_model, _posdef
+from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid, RowMap
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import Placed
@@ -39,7 +39,7 @@ def take(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, panel: int) -
         return factor(a, layout, grid, *how)
 
     shape = GridShape(rows, columns, panel)
-    monkeypatch.setattr(_cost_model, "cholesky_grid", lambda *_: shape)
+    monkeypatch.setattr(_grid_model, "cholesky_grid", lambda *_: shape)
     monkeypatch.setattr(_cholesky_grid, "factor", watched)
     jax.clear_caches()
     return grids
@@ -173,13 +173,13 @@ def test_a_grid_is_taken_for_many_devices_and_not_for_few() -> None:
     for devices in (2, 3, 4, 8):
         for n in (256, 2048, 8192, 65536):
             tile = _cost_model.cholesky_tile(n, devices, n // devices, "cpu")
-            assert _cost_model.cholesky_grid(n, devices, tile, None, "cpu") is None
+            assert _grid_model.cholesky_grid(n, devices, tile, None, "cpu") is None
     for devices, side in ((64, 8), (256, 16), (1024, 32)):
         tile = _cost_model.cholesky_tile(16384, devices, 16384 // devices, "cpu")
-        grid = _cost_model.cholesky_grid(16384, devices, tile, None, "cpu")
+        grid = _grid_model.cholesky_grid(16384, devices, tile, None, "cpu")
         assert grid is not None
         assert (grid.rows, grid.columns) == (side, side)
-    assert _cost_model.cholesky_grid(8192, 67, 2, None, "cpu") is None  # a prime number
+    assert _grid_model.cholesky_grid(8192, 67, 2, None, "cpu") is None  # a prime number
 
 
 def test_a_grid_has_each_device_once_and_its_panels_all_rows() -> None:
@@ -214,7 +214,7 @@ def test_what_four_devices_send_is_what_the_model_says() -> None:
     assert count == 4 * panels - 3
     # Four supersteps a panel: of a diagonal block 10 of 16 parts are sent, where the model has 8.
     diagonal = (10 - 8) / 16 * n**2 / panels * 3 / 4
-    assert numbers == _cost_model.cholesky_grid_numbers(n, 2, 2, panels) + diagonal
+    assert numbers == _grid_model.cholesky_grid_numbers(n, 2, 2, panels) + diagonal
 
 
 @pytest.mark.full

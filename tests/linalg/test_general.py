@@ -11,14 +11,14 @@ import pytest
 import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
 from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put
-from lockstep.linalg import _cost_model, _cpu_kernels, _general, _lu, _tiles
+from lockstep.linalg import _cost_model, _cpu_kernels, _general, _lu, _tiles, _tournament
 from lockstep.linalg._validation import place
 
 CASES = [
@@ -305,18 +305,20 @@ def test_devices_that_find_different_pivots(monkeypatch: pytest.MonkeyPatch) -> 
     jax.clear_caches()
 
 
-@pytest.mark.full
-@pytest.mark.usefixtures("pivoting")
-def test_hard_matrices_as_lapack() -> None:
-    """The backward error of a solution: ill-conditioned, graded, tiny and huge matrices, and one
-    on which LAPACK's partial pivoting (of rows) fails."""
-    n, over = 96, mesh((4,))
+def hard_matrices(n: int) -> list[np.ndarray]:
+    """Ill-conditioned, graded, tiny and huge matrices, and those on which LAPACK's partial
+    pivoting, of rows, fails: Wilkinson's, Foster's (SIAM J. Matrix Anal. Appl. 15, 1994) and
+    Higham's gfpp."""
     a = full((n, n), np.float64)
     left, right = (np.linalg.qr(full((n, n), np.float64, seed))[0] for seed in (1, 2))
     wilkinson = np.eye(n) - np.tri(n, k=-1)
     wilkinson[:, -1] = 1
-    b = full((n,), np.float64, 3)
-    for hard in (
+    foster = np.eye(n) - 0.9 * np.tri(n, k=-1)
+    foster[:, 0] = np.r_[1, np.full(n - 1, -0.45)]
+    foster[:, -1] = -1
+    foster[-1, -1] = 1 - 1 / 1.1 - 0.45
+    gfpp = wilkinson @ (np.triu(np.abs(full((n, n), np.float64, 4)), 1) + np.eye(n))
+    return [
         (left * np.logspace(0, -15, n)) @ right,
         a * np.logspace(0, -16, n),
         a * np.logspace(0, -16, n)[:, None],
@@ -324,12 +326,27 @@ def test_hard_matrices_as_lapack() -> None:
         a * 1e-300,
         a * 1e300,
         wilkinson,
-    ):
-        x = np.asarray(la.solve(put(hard, over, P("x")), b, tile=8))
-        size = np.abs(hard).max()
-        unit, x = hard / size, x * size
-        scale = np.abs(unit).sum(1).max() * np.abs(x).max() + np.abs(b).max()
-        assert np.abs(unit @ x - b).max() <= 10 * eps(np.float64) * n * scale
+        foster,
+        gfpp,
+    ]
+
+
+def assert_solved_as_by_lapack(a: np.ndarray, over: Mesh) -> None:
+    """The backward error of a solution."""
+    n = len(a)
+    b = full((n,), np.float64, 3)
+    x = np.asarray(la.solve(put(a, over, P("x")), b, tile=8))
+    size = np.abs(a).max()
+    unit, x = a / size, x * size
+    scale = np.abs(unit).sum(1).max() * np.abs(x).max() + np.abs(b).max()
+    assert np.abs(unit @ x - b).max() <= 10 * eps(np.float64) * n * scale
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("pivoting")
+def test_hard_matrices_as_lapack() -> None:
+    for a in hard_matrices(96):
+        assert_solved_as_by_lapack(a, mesh((4,)))
 
 
 @sample("devices", [1, 2, 6, 7, 8], 2)
@@ -342,4 +359,4 @@ def test_exchanges_put_columns_first(devices: int) -> None:
     for k, other in enumerate(np.asarray(swaps)):
         wanted[[k, other]] = wanted[[other, k]]
     np.testing.assert_array_equal(permutation, wanted)
-    assert int(np.prod(_lu.prime_factors(devices))) == devices
+    assert int(np.prod(_tournament.prime_factors(devices))) == devices

@@ -61,7 +61,7 @@ def factor(
             below = solve_right(panel[end - top :], l_block)
             below = _in_slots(below, layout)
             a = _tiles.put(a, below, end, 0, top)
-            grown = _tiles.put(grown, _to_grid(below, grid, axes), 0, end, grid.rows * top)
+            grown = _tiles.put(grown, to_grid(below, grid, axes), 0, end, grid.rows * top)
         a = _tiles.put(a, _in_slots(mine, layout), top, 0, top)
     return a, status
 
@@ -119,8 +119,8 @@ def _make_products_by_kernel(grown: jax.Array, rows: jax.Array, top: int) -> jax
     )
 
 
-def _to_grid(below: jax.Array, grid: Grid, axes: Axes) -> jax.Array:
-    """This device's rows of new columns, (m, P, t), in the layout of the grid: (c, m, r t)."""
+def to_grid(below: jax.Array, grid: Grid, axes: Axes) -> jax.Array:
+    """This device's rows of columns, (m, P, t), in the layout of the grid: (c, m, r t)."""
     height, _, width = below.shape
     sent = below.reshape(height, grid.rows, grid.columns, width).transpose(2, 0, 1, 3)
     sent = sent.reshape(grid.columns, height, -1)

@@ -5,17 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 MAX_STEPS = 64
 """Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
 
 LARGE = 1 << 22
 """From this many elements of a device's share on, memory is limited too, not only time."""
-
-GRID_GAIN = 0.9
-"""A grid is chosen where the model finds that it takes this part of the line's time, or less: it
-needs a share of memory more."""
 
 MIN_WIDTH = 64
 """Columns of a panel, at least, where a tile has fewer than 8 rows: for many devices."""
@@ -67,77 +62,10 @@ def cholesky_seconds(n: int, devices: int, tile: int, machine: Machine, item: in
     return products + blocks + 2 * steps * machine.latency + sent
 
 
-class GridShape(NamedTuple):
-    """A grid of devices, and how a Cholesky factorization goes over it."""
-
-    rows: int
-    columns: int
-    panel: int
-    """Local rows of a panel."""
-
-
-def cholesky_grid_seconds(n: int, grid: GridShape, machine: Machine, item: int = 8) -> float:
-    """The expected time of `lockstep.linalg._cholesky_grid.factor`.
-
-    The factor is held twice: that is a share of memory which a line of devices does not need, and
-    it costs what padding does.
-    """
-    r, c, devices = grid.rows, grid.columns, grid.rows * grid.columns
-    width = devices * grid.panel
-    steps = math.ceil(n / width)
-    padded = steps * width
-    products = padded**3 / 3 / devices / machine.gemm * (1 + machine.gemm_half / width)
-    blocks = steps * width**3 / 3 / machine.small
-    sent = cholesky_grid_numbers(padded, r, c, steps) * item / machine.link
-    copied = padded**2 / devices * item / machine.padding
-    return products + blocks + 4 * steps * machine.latency + sent + copied
-
-
-def cholesky_grid_numbers(n: int, rows: int, columns: int, steps: int) -> float:
-    """The numbers that a device sends on a grid, for ``steps`` panels of many supersteps."""
-    devices = rows * columns
-    gathered = (1 - 1 / rows) / columns
-    summed = (1 - 1 / columns) / rows
-    moved = (1 - 1 / columns) / devices
-    blocks = (1 - 1 / devices) / steps
-    return n**2 / 2 * ((gathered + summed + moved) * (1 - 1 / steps) + blocks)
-
-
 def cholesky_line_numbers(n: int, devices: int, steps: int) -> float:
     """The numbers that a device sends on a line: rows of the factor, and the diagonal blocks."""
     blocks = (1 - 1 / steps) / steps
     return n**2 * ((1 + 1 / steps) / 2 + blocks) * (1 - 1 / devices)
-
-
-def cholesky_grid(
-    n: int, devices: int, line_tile: int, tile: int | None, platform: str
-) -> GridShape | None:
-    """The grid with which a factorization takes less time than on the line; None: there is none.
-
-    ``line_tile`` is that of the line; a ``tile`` that the caller wants is that of both.
-    """
-    on = machine(platform)
-    best = best_grid(n, devices, line_tile, tile, on)
-    line = cholesky_seconds(n, devices, line_tile, on)
-    return best if best and cholesky_grid_seconds(n, best, on) < GRID_GAIN * line else None
-
-
-def best_grid(
-    n: int, devices: int, line_tile: int, tile: int | None, on: Machine
-) -> GridShape | None:
-    """The fastest of the grids with more than one row and column, if there are any.
-
-    Rows and products of a panel are a quarter of a share each, at most, as in `cholesky_tile`.
-    """
-    rows = -(-n // devices)
-    panels = [line_tile] if tile else [*_tiles(devices, rows), rows]
-    shapes = []
-    for r in range(2, devices // 2 + 1):
-        if devices % r == 0:
-            most = n // (4 * max(r, devices // r) * devices)
-            fitting = [p for p in panels if p <= most or n * n // devices < LARGE]
-            shapes += [GridShape(r, devices // r, p) for p in fitting or panels[:1]]
-    return min(shapes, key=lambda shape: cholesky_grid_seconds(n, shape, on), default=None)
 
 
 def lu_seconds(
@@ -149,12 +77,18 @@ def lu_seconds(
     padded = steps * width
     products = 2 * padded**3 / 3 / devices / machine.gemm * (1 + machine.gemm_half / width)
     panels = panel_flops(padded, devices, tile, tournament) / machine.panel
-    gathered = padded**2 / 2 * (1 + tournament / devices)
-    if tournament:
-        gathered += steps * width**2 * math.log2(devices)
+    sent = lu_line_numbers(padded, devices, steps, tournament)
     messages = 2 + math.log2(devices) if tournament else 1
     seconds = products + panels + messages * steps * machine.latency
-    return seconds + gathered * item * (1 - 1 / devices) / machine.link
+    return seconds + sent * item / machine.link
+
+
+def lu_line_numbers(n: int, devices: int, steps: int, tournament: bool) -> float:
+    """The numbers that a device sends on a line."""
+    gathered = n**2 / 2 * (1 + tournament / devices)
+    if tournament:
+        gathered += n**2 / steps * math.log2(devices)
+    return gathered * (1 - 1 / devices)
 
 
 def panel_flops(n: int, devices: int, tile: int, tournament: bool) -> float:
@@ -185,7 +119,7 @@ def lu_tile(n: int, devices: int, rows: int, platform: str) -> int:
         by_tournament = lu_by_tournament(n, devices, tile)
         return lu_seconds(n, devices, tile, on, by_tournament)
 
-    tiles = [t for t in _tiles(devices, rows) if t >= 8]
+    tiles = [t for t in tiles_of(devices, rows) if t >= 8]
     return _fastest(n, devices, tiles, rows, on, seconds)
 
 
@@ -196,7 +130,7 @@ def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
     a quarter at most, if any tile keeps to it: a factor then needs less than half a share beside.
     """
     on = machine(platform)
-    tiles = _tiles(devices, rows)
+    tiles = tiles_of(devices, rows)
     return _fastest(n, devices, tiles, rows, on, lambda t: cholesky_seconds(n, devices, t, on))
 
 
@@ -218,7 +152,7 @@ def _fastest(
     return min((even_tile(rows, t) for t in fitting), key=with_padding)
 
 
-def _tiles(devices: int, rows: int) -> list[int]:
+def tiles_of(devices: int, rows: int) -> list[int]:
     """The tiles to choose from, for so many local rows."""
     wide = [t for t in TILES if t >= 8 or t * devices >= MIN_WIDTH]
     return [t for t in wide if t < rows <= MAX_STEPS * t]

@@ -7,6 +7,7 @@ any order: the factors come from ``a`` without its tangent.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +18,33 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from lockstep.linalg import _cost_model, _lu, _posdef, _redistribute, _upper
+from lockstep.linalg import (
+    _cost_model,
+    _grid_model,
+    _lu,
+    _lu_grid,
+    _posdef,
+    _redistribute,
+    _upper,
+    _validation,
+)
+from lockstep.linalg._layout import Grid
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import Placed
 
 
 def plan_of(n: int, placed: Placed, tile: int | None, natural: bool = False) -> Plan:
-    return Plan.of(n, placed, tile, natural, _cost_model.lu_tile)
+    """A plan on the line or, if rows need not keep their order, on the grid that is faster."""
+    line = Plan.of(n, placed, tile, natural, _cost_model.lu_tile)
+    if natural:
+        return line
+    devices, platform = placed.sharded.devices, _validation.platform(placed)
+    grid = _grid_model.lu_grid(n, devices, line.layout.tile, tile, platform)
+    if grid is None:
+        return line
+    plan = Plan.of(n, placed, grid.panel, False)
+    return dataclasses.replace(plan, grid=Grid(grid.rows, grid.columns, 1))
 
 
 def specs(plan: Plan) -> Factors:
@@ -45,6 +65,8 @@ def factor_slots(slots: jax.Array, plan: Plan, lapack_pivots: bool = False) -> F
     )
 
     def body(slots: jax.Array) -> Factors:
+        if plan.grid is not None:
+            return _lu_grid.factor(slots, layout, plan.grid, plan.axes, plan.kernels)
         return _lu.factor(slots, layout, plan.axes, plan.kernels, tournament)
 
     return plan.map(body, plan.slots, specs(plan))(slots)

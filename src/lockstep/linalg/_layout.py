@@ -31,6 +31,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,6 +185,20 @@ class Grid:
     def column_groups(self) -> list[list[int]]:
         """The devices of each column."""
         return np.arange(self.rows * self.columns).reshape(self.rows, -1).T.tolist()
+
+    def column_of(self, slots: Any, rows: int) -> Any:
+        """The column of the grid that has the columns of these slots, ``device * rows + row``."""
+        return slots // rows % self.columns
+
+    def place_of(self, slots: Any, rows: int) -> Any:
+        """Which of the columns of its column of the grid each of these slots is."""
+        return slots // (self.columns * rows) * rows + slots % rows
+
+    def slots(self, rows: int) -> NDArray[np.int32]:
+        """Shape (columns, rows of the grid, ``rows``): the slots ``device * rows + row`` whose
+        columns each column of the grid has, in the order in which its devices have them."""
+        slots = np.arange(self.rows * self.columns * rows, dtype=np.int32)
+        return slots.reshape(self.rows, self.columns, rows).swapaxes(0, 1)
 
     def panels(self, layout: RowMap) -> list[tuple[int, int]]:
         """The first local row of each panel, and the one after its last."""

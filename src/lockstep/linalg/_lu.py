@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
+from lockstep.linalg import _cpu_kernels, _sweeps, _tiles, _tournament
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._tiles import adjoint, gemm
+from lockstep.linalg._tiles import gemm
 
 
 class Factors(NamedTuple):
@@ -92,27 +92,7 @@ def _panel_by_partial_pivoting(tiles: jax.Array, axes: Axes, kernels: bool) -> P
     """The panel of which each device has ``tiles``, (T, P, m / P), factored on every device."""
     tile, devices, _ = tiles.shape
     rows = _sweeps.gather_rows(tiles, axes) if devices > 1 else tiles
-    return Panel(*_getrf(to_panel(rows, tile), devices, kernels))
-
-
-Factored = tuple[jax.Array, jax.Array, jax.Array]
-"""What `lockstep.linalg._tiles.getrf` returns."""
-
-
-def _getrf(panel: jax.Array, devices: int, kernels: bool) -> Factored:
-    """The factors of a panel that ``devices`` of all processes have."""
-    if not kernels:
-        return _tiles.getrf(panel)
-    return _getrf_by_kernel(panel, shared=devices > jax.process_count())
-
-
-def _plain_getrf(panel: jax.Array, shared: bool) -> Factored:
-    return _tiles.getrf(panel)
-
-
-@_cpu_kernels.with_derivatives_of(_plain_getrf)
-def _getrf_by_kernel(panel: jax.Array, shared: bool) -> Factored:
-    return _cpu_kernels.getrf(panel, shared)
+    return Panel(*_tournament.getrf(to_panel(rows, tile), devices, kernels))
 
 
 def _panel_by_tournament(tiles: jax.Array, axes: Axes, kernels: bool) -> Panel:
@@ -124,11 +104,9 @@ def _panel_by_tournament(tiles: jax.Array, axes: Axes, kernels: bool) -> Panel:
     tile, devices, each = tiles.shape
     own = lax.all_to_all(tiles, axes, 1, 0, tiled=True)[:, 0]  # (W, m / P)
     numbers = jnp.asarray(to_panel_numbers(devices, tile, each))
-    columns, block = _play(own, numbers[lax.axis_index(axes)], axes, devices, kernels)
-    # As in LAPACK, a pivot of zero divides nothing.
-    ones = jnp.where(jnp.diagonal(block) == 0, 1, 0).astype(block.dtype)
+    columns, block = _tournament.play(own, numbers[lax.axis_index(axes)], axes, devices, kernels)
     trsm = _sweeps.trsm_by_kernel if kernels else _tiles.trsm
-    solved = trsm(block + jnp.diag(ones), own)
+    solved = trsm(_tournament.divisible(block), own)
     rows = lax.all_gather(solved, axes, axis=1)
     swaps, permutation = exchanges(columns, devices * each)
     packed = jnp.take(to_panel(rows, tile), permutation, axis=1)
@@ -141,62 +119,6 @@ def to_panel_numbers(devices: int, tile: int, each: int) -> np.ndarray:
     first = device * tile + column
     rest = devices * tile + device * (each - tile) + column - tile
     return np.where(column < tile, first, rest)
-
-
-def _play(
-    own: jax.Array, numbers: jax.Array, axes: Axes, devices: int, kernels: bool
-) -> tuple[jax.Array, jax.Array]:
-    """The ``W`` columns that win of all devices' ``own``, (W, c), and these factored, (W, W).
-
-    Devices that meet in a round hold the same afterwards: after the last one all do. A round for
-    each prime factor of their number, so that a device factors few columns at a time.
-    """
-    chosen, at, block = _choose(own, numbers, 1, kernels)
-    stride = 1
-    for radix in prime_factors(devices):
-        met, met_at = _meet(chosen, at, axes, devices, radix, stride)
-        chosen, at, block = _choose(met, met_at, devices, kernels)
-        stride *= radix
-    return at, block
-
-
-def prime_factors(number: int) -> list[int]:
-    found = []
-    for prime in range(2, number + 1):
-        while number % prime == 0:
-            found.append(prime)
-            number //= prime
-    return found
-
-
-def _choose(
-    columns: jax.Array, numbers: jax.Array, devices: int, kernels: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The first ``W`` of ``columns``, (W, c), that partial pivoting takes, and their factors."""
-    size = min(columns.shape)
-    packed, _, permutation = _getrf(columns, devices, kernels)
-    best = permutation[:size]
-    return columns[:, best], numbers[best], packed[:, :size]
-
-
-def _meet(
-    chosen: jax.Array, at: jax.Array, axes: Axes, devices: int, radix: int, stride: int
-) -> tuple[jax.Array, jax.Array]:
-    """The columns of the ``radix`` devices of this round, side by side, the same on all of them."""
-    mine = lax.axis_index(axes) // stride % radix
-
-    def from_next(x: jax.Array, shift: int) -> jax.Array:
-        def source(p: int) -> int:
-            place = p // stride % radix
-            return p + ((place + shift) % radix - place) * stride
-
-        return lax.ppermute(x, axes, [(source(p), p) for p in range(devices)])
-
-    stacks = [
-        jnp.stack([x, *(from_next(x, shift) for shift in range(1, radix))]) for x in (chosen, at)
-    ]
-    columns, numbers = (jnp.roll(stack, mine, axis=0) for stack in stacks)
-    return jnp.moveaxis(columns, 0, 1).reshape(chosen.shape[0], -1), numbers.ravel()
 
 
 def exchanges(columns: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -236,7 +158,7 @@ def _eliminate(
     right = jnp.take(to_panel(a[:, :, top:], tile), permutation, axis=1)
     right = _tiles.put(right, lax.dynamic_slice_in_dim(packed, me * tile, tile), top, 0)
     if end < a.shape[0]:
-        below = _tiles.solve_right(right[end:, :size], unit_lower(packed[:, :size]))
+        below = _tiles.solve_right(right[end:, :size], _tournament.unit_lower(packed[:, :size]))
         rest = right[end:, size:] - gemm(below, packed[:, size:])
         right = _tiles.put(right, jnp.concatenate([below, rest], axis=1), end, 0)
     return _tiles.put(a, from_panel(right, devices, tile), 0, 0, top)
@@ -254,9 +176,8 @@ def _eliminate_by_kernel(
     return _cpu_kernels.eliminate(a, packed, swaps, top, me)
 
 
-def unit_lower(block: jax.Array) -> jax.Array:
-    """The adjoint of the unit upper triangle of ``block``."""
-    return adjoint(jnp.triu(block, 1)) + jnp.eye(block.shape[0], dtype=block.dtype)
+def inverse_of(order: jax.Array) -> jax.Array:
+    return jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
 
 
 def status(factors: Factors, layout: RowMap, axes: Axes) -> jax.Array:

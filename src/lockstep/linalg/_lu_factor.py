@@ -14,9 +14,9 @@ from lockstep.linalg import (
     _arguments,
     _general,
     _general_solve,
+    _lu,
     _posdef,
     _triangular,
-    _upper,
     _validation,
 )
 from lockstep.linalg._general_solve import Options
@@ -109,7 +109,7 @@ def lu(
     a, placed = _arguments.square("lu", a, mesh, in_specs)
     packed, pivots = lu_factor(a, mesh=placed.mesh, in_specs=placed.spec, tile=tile)
     lower, upper = _triangles(packed, placed)
-    rows = _upper.inverse_of(permutation_of(pivots))
+    rows = _lu.inverse_of(permutation_of(pivots))
     if permute_l:
         return _posdef.partitioned(lambda x, rows: x[rows], placed)(lower, rows), upper
     if p_indices:
@@ -283,7 +283,7 @@ def _times_factors(
         x = _posdef.matmul(lower, exchange(x, permutation), x_placed)
         return _posdef.matmul(upper, x, x_placed)
     x = _posdef.matmul(lower, _posdef.matmul(upper, x, x_placed), x_placed)
-    return exchange(x, _upper.inverse_of(permutation))
+    return exchange(x, _lu.inverse_of(permutation))
 
 
 def _factors_of(packed: jax.Array, permutation: jax.Array, plan: Plan) -> Factors:

@@ -22,12 +22,13 @@ from lockstep.linalg import (
     _cholesky_grid,
     _cost_model,
     _cpu_kernels,
+    _grid_model,
     _inverse,
     _redistribute,
     _sweeps,
     _validation,
 )
-from lockstep.linalg._cost_model import GridShape
+from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid, RowMap
 from lockstep.linalg._validation import AnyMesh, Placed
 
@@ -41,7 +42,7 @@ class Plan:
     kernels: bool
     """Whether the engine's kernels do what plain JAX would."""
     grid: Grid | None = None
-    """The grid of devices over which a Cholesky factorization sends its panels; None: the line."""
+    """The grid of devices over which a factorization sends its panels; None: the line."""
 
     @classmethod
     def of(
@@ -70,7 +71,7 @@ class Plan:
         """A plan as by `of`, on the line or on the grid that the cost model finds faster."""
         line = cls.of(n, placed, tile, natural)
         devices, platform = placed.sharded.devices, _validation.platform(placed)
-        grid = _cost_model.cholesky_grid(n, devices, line.layout.tile, tile, platform)
+        grid = _grid_model.cholesky_grid(n, devices, line.layout.tile, tile, platform)
         return line if grid is None else cls.on_grid(n, placed, natural, grid)
 
     @classmethod

@@ -20,8 +20,9 @@ from jax import lax
 from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._lu import Factors, unit_lower
+from lockstep.linalg._lu import Factors, inverse_of
 from lockstep.linalg._tiles import adjoint, gemm
+from lockstep.linalg._tournament import unit_lower
 
 
 def solve(
@@ -49,10 +50,6 @@ def _backward_alone(factors: Factors, b: jax.Array, layout: RowMap, axes: Axes) 
 
 def _forward_alone(factors: Factors, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     return _tiles.trsm_unit_upper(factors.slots[:, 0], b[factors.order], conjugate_transpose=True)
-
-
-def inverse_of(order: jax.Array) -> jax.Array:
-    return jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
 
 
 # As in `_cholesky`, both sweeps keep the adjoint of what is summed, (k, P, R).

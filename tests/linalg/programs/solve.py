@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
-from lockstep.linalg import _cost_model
+from lockstep.linalg import _cost_model, _grid_model
 
 jax.config.update("jax_enable_x64", True)
 QUICK = "quick" in sys.argv
@@ -65,12 +65,15 @@ def check_general(mesh: jax.sharding.Mesh, spec: P, b: jax.Array) -> None:
 
 
 def check_grid(a: jax.Array, b: jax.Array) -> None:
-    """The factorization over rows and columns of devices, two of which are in one process."""
-    real = _cost_model.cholesky_grid
-    _cost_model.cholesky_grid = lambda *_: _cost_model.GridShape(2, 2, 5)
+    """The factorizations over rows and columns of devices, two of which are in one process."""
+    real, real_lu = _grid_model.cholesky_grid, _grid_model.lu_grid
+    _grid_model.cholesky_grid = lambda *_: _grid_model.GridShape(2, 2, 5)
     assert_shards(la.potrs(a, b), np.linalg.solve(A, B))
     assert_shards(la.cholesky(a, True), np.linalg.cholesky(A))
-    _cost_model.cholesky_grid = real
+    _grid_model.lu_grid = lambda *_: _grid_model.GridShape(2, 2, 5)
+    general = A @ np.diag(np.linspace(1, 2, N)) + np.triu(A)
+    assert_shards(la.solve(jax.device_put(general, a.sharding), b), np.linalg.solve(general, B))
+    _grid_model.cholesky_grid, _grid_model.lu_grid = real, real_lu
 
 
 def main() -> None:

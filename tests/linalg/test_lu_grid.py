@@ -1,0 +1,213 @@
+"""The LU factorization over rows and columns of devices: `solve` and what is built on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+from lanes import sample
+from linalg.matrices import DTYPES, assert_close, assert_gradient, full, mesh, put
+from linalg.test_cholesky_grid import SENT
+from linalg.test_general import assert_solved_as_by_lapack, hard_matrices, matrix
+from linalg.test_inside import inside
+from lockstep.linalg import (
+    _column_moves,
+    _cost_model,
+    _cpu_kernels,
+    _general,
+    _grid_model,
+    _lu_grid,
+    _posdef,
+    _tournament,
+)
+from lockstep.linalg._grid_model import GridShape
+from lockstep.linalg._layout import Grid, RowMap
+from lockstep.linalg._posdef import Plan
+from lockstep.linalg._validation import Placed
+
+
+def take(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, panel: int) -> list[Grid]:
+    """Lets the cost model find this grid; the grids of the factorizations that are traced."""
+    grids, factor = [], _lu_grid.factor
+
+    def watched(a: Any, layout: RowMap, grid: Grid, *how: Any) -> Any:
+        grids.append(grid)
+        return factor(a, layout, grid, *how)
+
+    shape = GridShape(rows, columns, panel)
+    monkeypatch.setattr(_grid_model, "lu_grid", lambda *_: shape)
+    monkeypatch.setattr(_lu_grid, "factor", watched)
+    # Several tournaments in each panel.
+    monkeypatch.setattr(_tournament, "MAX_INNER", 4)
+    jax.clear_caches()
+    return grids
+
+
+@sample("kernels", [True, False], 0)
+@sample(
+    ("shape", "spec", "grid", "n", "dtype"),
+    [
+        ((4,), P("x"), (2, 2, 3), 40, np.float64),
+        ((2, 4), P("x", "y"), (2, 4, 2), 64, np.complex64),
+        ((2, 4), P(), (4, 2, 1), 37, np.complex128),
+        ((4, 2), P(None, "y"), (2, 4, 100), 54, np.float32),
+        ((6,), P(), (2, 3, 2), 41, np.complex64),
+        ((2, 2, 2), P("z", "x"), (4, 2, 2), 50, np.float64),
+        ((8,), P(), (2, 4, 1), 3, np.float32),
+    ],
+    0,
+)
+def test_solutions_inverses_and_determinants(
+    shape: tuple[int, ...],
+    spec: P,
+    grid: tuple[int, int, int],
+    n: int,
+    dtype: Any,
+    kernels: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grids = take(monkeypatch, *grid)
+    if not kernels:
+        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
+    a, b = matrix(n, dtype), full((n, 3), dtype)
+    sharded = put(a, mesh(shape), spec)
+    x, status = la.solve(sharded, b, return_status=True)
+    assert_close(x, np.linalg.solve(a, b), 1000)
+    assert int(status) == 0
+    assert_close(la.solve(sharded, b, transposed=True), np.linalg.solve(a.T, b), 1000)
+    inverse = la.inv(sharded)
+    assert_close(inverse, np.linalg.inv(a), 1000)
+    assert inverse.sharding.is_equivalent_to(sharded.sharding, 2)
+    for got, wanted in zip(la.slogdet(sharded), np.linalg.slogdet(a), strict=True):
+        assert_close(got, wanted, 1000)
+    assert {(x.rows, x.columns) for x in grids} == {grid[:2]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(6))
+def test_random_sizes_and_grids(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    rows, columns = [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2)][rng.integers(5)]
+    n, dtype = int(rng.integers(1, 90)), DTYPES[rng.integers(4)]
+    take(monkeypatch, rows, columns, int(rng.integers(1, 9)))
+    a, b = matrix(n, dtype, seed), full((n,), dtype, seed)
+    sharded = put(a, mesh((rows * columns,)), P())
+    assert_close(la.solve(sharded, b), np.linalg.solve(a, b), 10000)
+
+
+def test_hard_matrices_as_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One grid's column holds all of the first pivots in one of them: all other columns move."""
+    n = 48
+    take(monkeypatch, 2, 2, 4)
+    weights = 10.0 ** (-6 * ((np.arange(n) // (n // 4) + 1) % 2))
+    for a in [*hard_matrices(n), full((n, n), np.float64) * weights]:
+        assert_solved_as_by_lapack(a, mesh((4,)))
+
+
+def test_singular_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    take(monkeypatch, 2, 2, 3)
+    a, b = full((24, 24), np.float64), np.ones(24)
+    a[9] = 0
+    sharded = put(a, mesh((4,)), P("x"))
+    x, status = la.solve(sharded, b, return_status=True)
+    assert int(status) == 10
+    assert np.isnan(np.asarray(x)).all()
+    assert float(la.det(sharded)) == 0
+    for empty in (np.zeros((24, 24)), np.where(np.eye(24, k=3), np.nan, a)):
+        assert int(la.solve(put(empty, mesh((4,)), P("x")), b, return_status=True)[1]) > 0
+
+
+@pytest.mark.full
+def test_gradients_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = take(monkeypatch, 2, 2, 2)
+    over, n = mesh((4,)), 16
+    a, b = matrix(n, np.float64), full((n,), np.float64)
+
+    def ours(a: Any, b: Any) -> Any:
+        where = {"mesh": over, "in_specs": P("x")}
+        x = la.solve(a, b, mesh=over, in_specs=(P("x"), P()))
+        return jnp.sum(x**3) + la.slogdet(a, **where)[1] + jnp.sum(la.inv(a, **where) ** 2)
+
+    def alone(a: Any, b: Any) -> Any:
+        rest = jnp.linalg.slogdet(a)[1] + jnp.sum(jnp.linalg.inv(a) ** 2)
+        return jnp.sum(jnp.linalg.solve(a, b) ** 3) + rest
+
+    tangents = full((n, n), np.float64, 1), full((n,), np.float64, 2)
+    assert_gradient(ours, alone, (put(a, over, P("x")), put(b, over, P())), tangents)
+    assert grids
+    given = put(a, over, P("x"))
+    assert_close(la.solve(given, b, donate=True), np.linalg.solve(a, b), 1000)
+    assert given.is_deleted()
+
+
+@pytest.mark.full
+def test_inside_on_a_part_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two matrices, each over a grid of the four devices of its row of the mesh."""
+    grids = take(monkeypatch, 2, 2, 2)
+    over, n = mesh((2, 4)), 24
+    a = np.stack([matrix(n, np.float64, seed) for seed in (1, 2)])
+    b = full((2, n), np.float64)
+
+    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+        return la.lu_solve_shardmap_ctx(a[0], b[0], in_specs=P("y"))[1][None]
+
+    run = inside(solve, over, (P("x", "y"), P("x")), P("x"))
+    assert_close(run(a, b), np.linalg.solve(a, b[..., None])[..., 0], 1000)
+    assert grids
+
+
+@sample("seed", range(8), 2)
+def test_moves_empty_the_places_of_a_superstep_and_keep_columns_level(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    grid, rows, (top, end) = Grid(2, 4, 1), 6, (2, 4)
+    free = np.arange(8 * rows).reshape(8, rows)[:, top:]
+    free = free[np.arange(8) % 4 == 1] if seed % 2 else free  # of one column of the grid only
+    won = rng.permutation(free.ravel())[: 8 * (end - top)]
+    if len(won) < 16:
+        rest = np.setdiff1d(np.arange(8 * rows).reshape(8, rows)[:, top:], won)
+        won = np.concatenate([won, rng.permutation(rest)[: 16 - len(won)]])
+    found = _column_moves.find(jnp.asarray(won, jnp.int32), grid, rows, top, end)
+    slots, numbers = (np.asarray(x) for x in found.winners[:2])
+    assert sorted(numbers[numbers < 16]) == list(range(16))
+    np.testing.assert_array_equal(won[numbers[numbers < 16]], slots[numbers < 16])
+    assert (grid.column_of(slots, rows) == np.arange(4)[:, None])[numbers < 16].all()
+    order = jnp.arange(8 * rows, dtype=jnp.int32)
+    first = np.arange(8 * rows).reshape(8, rows)[:, top:end].ravel()
+    after = _column_moves.reordered(order, jnp.asarray(won), found, jnp.asarray(first))
+    assert sorted(np.asarray(after)) == list(range(8 * rows))
+    np.testing.assert_array_equal(np.asarray(after)[first], won)
+    for listed, stays in ((found.within, True), (found.between, False)):
+        slots, targets = (np.asarray(x) for x in listed[:2])
+        used = np.arange(slots.shape[1]) < np.asarray(listed.counts)[:, None]
+        assert ((slots < _column_moves.NONE) == used).all()
+        assert (grid.column_of(slots, rows) == np.arange(4)[:, None])[used].all()
+        assert ((grid.column_of(targets, rows) == np.arange(4)[:, None]) == stays)[used].all()
+
+
+def test_a_grid_is_taken_for_many_devices_and_not_for_few() -> None:
+    for devices, taken in ((2, False), (4, False), (64, True), (256, True), (1024, True)):
+        tile = _cost_model.lu_tile(65536, devices, 65536 // devices, "cpu")
+        grid = _grid_model.lu_grid(65536, devices, tile, None, "cpu")
+        assert (grid is not None) == taken
+
+
+def test_what_four_devices_send_is_what_the_model_says() -> None:
+    n, panels = 64, 4
+    placed = Placed(mesh((4,)), (("x",), ()))
+    plan = dataclasses.replace(Plan.of(n, placed, n // 4 // panels, False), grid=Grid(2, 2, 1))
+    a = jax.ShapeDtypeStruct((n, n), "float64", sharding=placed.sharding)
+    slots = jax.eval_shape(lambda a: _posdef.to_slots(a, plan, None), a)
+    there = jax.sharding.NamedSharding(placed.mesh, plan.slots)
+    slots = jax.ShapeDtypeStruct(slots.shape, slots.dtype, sharding=there)
+    text = _general.factor_slots.lower(slots, plan).compile().as_text()
+    _, size = SENT(text, 4)
+    model = _grid_model.lu_grid_numbers(n, 2, 2, panels)
+    # The devices have fewer columns of the last panels than a tournament asks for.
+    assert 0.8 * model < size / 8 < model
