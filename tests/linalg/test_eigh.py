@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
@@ -23,7 +24,9 @@ from linalg.matrices import (
     put,
     with_spectrum,
 )
-from lockstep.linalg import _cpu_kernels, _tridiagonalize
+from linalg.test_cholesky_grid import SENT
+from lockstep.linalg import _back_transformation, _cpu_kernels, _grid_model, _tridiagonalize
+from lockstep.linalg._layout import Grid, RowMap
 
 N = 96
 PLACE = np.arange(N)
@@ -62,7 +65,7 @@ def decompose(request: Any) -> Any:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tridiagonalize, "CHUNK", 24)
-        patch.setattr(_tridiagonalize, "WIDTH", 48)
+        patch.setattr(_back_transformation, "WIDTH", 48)
         if request.param == "plain":
             patch.setattr(_cpu_kernels, "available", lambda platform: False)
         else:
@@ -111,6 +114,59 @@ def test_upper_triangle_values_only_and_subset() -> None:
         assert_close(values, wanted[3:13])
         assert vectors.shape == (80, 10)
         assert_decomposed(a, values, vectors)
+
+
+@sample(
+    ("grid", "n", "subset", "dtype"),
+    [
+        ((2, 2), 96, None, np.complex128),
+        ((2, 4), 70, (3, 12), np.float64),
+        ((4, 2), 64, (0, 6), np.float32),
+        ((3, 2), 41, None, np.complex64),
+    ],
+    1,
+)
+def test_the_way_back_over_a_grid(
+    grid: tuple[int, int],
+    n: int,
+    subset: tuple[int, int] | None,
+    dtype: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = Grid(*grid, 1)
+    monkeypatch.setattr(_grid_model, "back_transformation_grid", lambda *_: taken)
+    monkeypatch.setattr(_back_transformation, "WIDTH", 24)
+    jax.clear_caches()
+    a, over = hermitian(n, dtype), mesh((grid[0] * grid[1],))
+    sharded = put(a, over, P("x") if n % over.size == 0 else P())
+    values, vectors = la.eigh(sharded, method="distributed", subset_by_index=subset)
+    assert_decomposed(a, values, vectors)
+
+
+def test_the_way_back_sends_what_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, over = 64, mesh((4,))
+    layout, width = RowMap.cyclic(n, 4, 4), 16
+
+    def numbers(grid: Grid | None) -> float:
+        def body(a: jax.Array) -> jax.Array:
+            reduced = _tridiagonalize.Reduced(a[0, 0], a[0, 0], a, jnp.ones(n))
+            return _back_transformation.apply(reduced, a.reshape(-1, n), layout, ("x",), grid)
+
+        run = jax.shard_map(body, mesh=over, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+        there = NamedSharding(over, P("x"))
+        a = jax.ShapeDtypeStruct((n, 4, n // 4), "float64", sharding=there)
+        return SENT(jax.jit(run).lower(a).compile().as_text(), 4)[1] / 8
+
+    monkeypatch.setattr(_back_transformation, "WIDTH", width)
+    gram = 2 * n * width * 3 / 4
+    assert numbers(None) == _grid_model.back_numbers(n, n, 4, 1) + gram
+    assert numbers(Grid(2, 2, 1)) == _grid_model.back_numbers(n, n, 2, 2) + gram
+
+
+def test_a_grid_is_taken_for_the_way_back_of_many_devices_and_not_of_few() -> None:
+    for devices, taken in ((2, False), (4, False), (64, True), (67, False), (1024, True)):
+        grid = _grid_model.back_transformation_grid(16384, 16384, devices, "cpu")
+        assert (grid is not None) == taken
 
 
 def test_jaxmg_call_as_it_is() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
 from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put, with_spectrum
+from linalg.test_cholesky_grid import SENT
+from lockstep.linalg import _grid_model, _householder, _qr
+from lockstep.linalg._layout import Grid
+from lockstep.linalg._validation import place
 
 N = 48
 PLACE = np.arange(N)
@@ -98,6 +104,108 @@ def test_shapes_and_shardings(
     assert q.dtype == r.dtype == dtype
     if size[0] == min(size):
         assert q.sharding.is_equivalent_to(sharded.sharding, 2)
+
+
+def over_grid(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> list[Grid]:
+    """Lets the cost model find this grid; those of the factorizations that are traced."""
+    grids: list[Any] = []
+
+    def watched(b: Any, y: Any, t: Any, spread: Any) -> Any:
+        grids.append(spread.grid)
+        return reflect(b, y, t, spread)
+
+    reflect = _householder._reflect
+    monkeypatch.setattr(_householder, "_reflect", watched)
+    monkeypatch.setattr(_grid_model, "qr_grid", lambda *_: Grid(rows, columns, 1))
+    jax.clear_caches()
+    return grids
+
+
+@sample(
+    ("grid", "spec", "size", "tile", "dtype"),
+    [
+        ((2, 2), P("x"), (48, 48), 4, np.complex128),
+        ((2, 4), P(), (67, 40), 2, np.float64),  # padding, and a panel that is not full
+        ((2, 2), P(None, "x"), (38, 76), 3, np.float32),  # columns beyond the panels
+        ((3, 2), P(), (30, 43), 2, np.complex64),
+        ((4, 2), P("x"), (96, 32), 1, np.float64),
+    ],
+    1,
+)
+def test_factors_over_a_grid(
+    grid: tuple[int, int],
+    spec: P,
+    size: tuple[int, int],
+    tile: int,
+    dtype: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grids = over_grid(monkeypatch, *grid)
+    a = full(size, dtype)
+    sharded = put(a, mesh((grid[0] * grid[1],)), spec)
+    assert_factored(a, *la.qr(sharded, tile))
+    assert_factored(a, *la.qr(sharded, tile, mode="complete"))
+    assert_close(np.abs(la.qr(sharded, tile, mode="r")), np.abs(np.linalg.qr(a, "r")), 1000)
+    b = full((size[0], 2), dtype, 1)
+    assert_close(la.lstsq(sharded, b)[0], np.linalg.lstsq(a, b, None)[0], 10000)
+    assert Grid(*grid, 1) in grids
+
+
+@pytest.mark.full
+def test_hard_matrices_and_derivatives_over_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    over_grid(monkeypatch, 2, 2)
+    over = mesh((4,))
+    for name in ("condition 1e15", "graded", "rank 7", "zero", "hilbert", "kahan", "tiny"):
+        a = MATRICES[name]
+        assert_factored(a, *la.qr(put(a, over, P("x")), 4))
+
+    def of(qr: Any) -> Any:
+        def run(a: Any) -> Any:
+            q, r = qr(a)
+            return jnp.sum(q**3) + jnp.sum(r**2 * jnp.arange(16))
+
+        return run
+
+    def alone(a: Any) -> Any:
+        q, r = jnp.linalg.qr(a)
+        signs = jnp.sign(jnp.diagonal(r))
+        return q * signs, r * signs[:, None]
+
+    a = full((24, 16), np.float64)
+    ours = of(lambda a: la.qr(a, 2, mesh=over, in_specs=P("x")))
+    assert_gradient(ours, of(alone), (put(a, over, P("x")),), (full(a.shape, np.float64, 1),))
+
+
+@pytest.mark.parametrize(("m", "n"), [(64, 64), in_full(128, 64), in_full(64, 96)])
+def test_what_is_sent_is_what_the_model_says(
+    m: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, tile, steps = mesh((4,)), 4, 4
+    a = jax.ShapeDtypeStruct((m, n), "float64", sharding=NamedSharding(over, P("x")))
+    plan = _qr.QRPlan.of((m, n), place("qr", a, over, P("x")), tile)
+
+    def numbers(grid: Grid | None) -> float:
+        panels = dataclasses.replace(plan.panels, grid=grid)
+
+        def body(a: jax.Array) -> Any:
+            factored = _householder.factor(a, panels, ("x",))
+            q = _householder.columns_of_q(factored, panels, min(m, n), ("x",))
+            return q, factored.triangle
+
+        run = jax.shard_map(body, mesh=over, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+        return SENT(jax.jit(run).lower(a).compile().as_text(), 4)[1] / 8
+
+    for grid, rows, columns in ((None, 4, 1), (Grid(2, 2, 1), 2, 2)):
+        model = _grid_model.qr_numbers(m, n, steps, rows, columns)
+        # Beside these, two counts of each panel: whether it was factored well. And of a tall matrix
+        # XLA drops some of what is sent to the grid.
+        np.testing.assert_allclose(numbers(grid), model, rtol=0.03)
+
+
+def test_a_grid_is_taken_for_many_devices_and_not_for_few() -> None:
+    for devices, taken in ((2, False), (4, False), (64, True), (67, False), (1024, True)):
+        grid = _grid_model.qr_grid(16384, 16384, 32, devices, "cpu")
+        assert (grid is not None) == taken
 
 
 @pytest.mark.parametrize("m", [9, in_full(24)])

@@ -15,9 +15,11 @@ from jax.sharding import PartitionSpec as P
 from lockstep import _jax_compat
 from lockstep.linalg import (
     _arguments,
+    _back_transformation,
     _cpu_kernels,
     _divide_and_conquer,
     _generalized,
+    _grid_model,
     _hermitian,
     _redistribute,
     _tridiagonalize,
@@ -277,10 +279,15 @@ class Problem:
         width = min(WIDTH, max(16, n // 8))
         steps = 1 << max(0, (n // width).bit_length() - 1)
         tile = -(-each // steps)
+        grid = None
+        if self.vectors:
+            platform = _validation.platform(self.placed)
+            wanted = self.end - self.first
+            grid = _grid_model.back_transformation_grid(n, wanted, sharded.devices, platform)
         if tile * steps * sharded.devices == n and sharded.rows_each(n) == each:
-            return Plan(self.placed, RowMap.in_blocks(sharded, n, tile), self.kernels)
+            return Plan(self.placed, RowMap.in_blocks(sharded, n, tile), self.kernels, grid)
         layout = RowMap(n, sharded.devices, tile, tile * steps)
-        return Plan(self.placed, layout, self.kernels)
+        return Plan(self.placed, layout, self.kernels, grid)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -326,7 +333,9 @@ def compute(a: jax.Array, problem: Problem) -> Any:
         values = values[problem.first : problem.end]
         if rows is None:
             return values
-        rows = _tridiagonalize.apply(reduced, rows.astype(shard.dtype), layout, axes)
+        rows = _back_transformation.apply(
+            reduced, rows.astype(shard.dtype), layout, axes, plan.grid
+        )
         return values, plan.give_rows(rows, out)
 
     def replicated(shard: jax.Array) -> Any:

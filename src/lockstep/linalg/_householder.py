@@ -23,8 +23,9 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from lockstep.linalg import _panel
-from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg import _grid_model, _panel
+from lockstep.linalg._layout import Axes, Grid, RowMap
+from lockstep.linalg._spread import Spread, flat
 from lockstep.linalg._sweeps import gather_rows
 from lockstep.linalg._tiles import adjoint, gemm, solve_right
 
@@ -40,6 +41,16 @@ class Panels:
     layout: RowMap
     count: int
     tile: int
+    grid: Grid | None = None
+    """The grid over which the columns right of a panel are spread; None: the line."""
+
+    def on_best_grid(self, columns: int, platform: str) -> Panels:
+        """The same on the grid that the cost model finds faster, for so many columns in all."""
+        if self.steps < 2:
+            return self
+        size = self.layout.n, columns
+        grid = _grid_model.qr_grid(*size, self.steps, self.layout.devices, platform)
+        return dataclasses.replace(self, grid=grid)
 
     @property
     def width(self) -> int:
@@ -94,21 +105,24 @@ class Factored(NamedTuple):
 
 def factor(rows: jax.Array, panels: Panels, axes: Axes) -> Factored:
     """The factorization of the local ``rows`` (R, n) by the first ``panels.count`` columns."""
-    layout, tile = panels.layout, panels.tile
+    layout, tile, spread = panels.layout, panels.tile, Spread(panels.grid, axes)
     triangle, ys, ts, phases = [], [], [], []
+    columns, rest = rows.shape[1], spread.take(rows)
     for s in range(panels.steps):
         first, end = panels.columns(s)
         width = end - first
-        q, r = _panel.factor(rows[:, :width], axes, layout.devices, tile)
+        own = -(-width // spread.columns)
+        panel = spread.give(rest[:, :, :own], width)
+        q, r = _panel.factor(panel, axes, layout.devices, tile)
         top = gather_rows(q[:tile], axes)[:width]
         y1, u, t, signs = _panel.reflectors(top)
         y = _put_in_tile(y1, solve_right(q, adjoint(u)), tile, axes)
-        rest = rows[:, width:]
-        rest = rest - gemm(y, gemm(adjoint(t), lax.psum(gemm(adjoint(y), rest), axes)))
+        rest = _reflect(rest[:, :, own:], y, adjoint(t), spread)
         r = rows_of_triangle(signs[:, None] * r, panels, axes)
-        here = [jnp.zeros((tile, first), r.dtype), r, rest[:tile]]
+        right = spread.give(rest[:, :tile], columns - end)
+        here = [jnp.zeros((tile, first), r.dtype), r, right]
         triangle.append(jnp.concatenate(here, axis=1))
-        rows = rest[tile:]
+        rest = rest[:, tile:]
         ys.append(y)
         ts.append(t)
         phases.append(signs)
@@ -119,6 +133,13 @@ def factor(rows: jax.Array, panels: Panels, axes: Axes) -> Factored:
     # Rows beyond the last of the triangle are what is left of the matrix.
     found = jnp.where(mine[:height, None] < panels.count, found, 0)
     return Factored(phase[:height, None].conj() * found, tuple(ys), tuple(ts), phase)
+
+
+def _reflect(b: jax.Array, y: jax.Array, t: jax.Array, spread: Spread) -> jax.Array:
+    """``b - y t y^H b`` for ``b``, (c, R, k), over the grid, and own rows ``y`` (R, w)."""
+    rows, tall = flat(b), flat(spread.gather(y))
+    change = gemm(tall, gemm(t, spread.sum(gemm(adjoint(tall), rows))))
+    return (rows - change).reshape(b.shape)
 
 
 def rows_of_triangle(r: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
@@ -162,23 +183,25 @@ def columns_of_q(factored: Factored, panels: Panels, count: int, axes: Axes) -> 
     Backward: a panel then changes only the columns from its own on (LAPACK's orgqr).
     """
     tile, mine = panels.tile, panels.mine(axes)
-    dtype = factored.triangle.dtype
 
     def unit(s: int, first: int, end: int) -> jax.Array:
         here = mine[s * tile :, None] == jnp.arange(first, end)
         return jnp.where(here, factored.phases[s * tile :, None], 0)
 
     # Columns beyond the last panel's are unit vectors in the order of elimination.
-    start = panels.steps
-    q = unit(max(start - 1, 0), panels.count, count)
+    start, spread = panels.steps, Spread(panels.grid, axes)
+    q = spread.take(unit(max(start - 1, 0), panels.count, count))
     for s in reversed(range(start)):
         first, end = panels.columns(s)
         y, t = factored.y[s], factored.t[s]
         if s < start - 1:
-            q = jnp.concatenate([jnp.zeros((tile, q.shape[1]), dtype), q])
-        z = lax.psum(gemm(adjoint(y), q), axes)
-        unit_rows = unit(s, first, end)
+            q = jnp.pad(q, ((0, 0), (tile, 0), (0, 0)))
+        # Were this the same operation as in `factor`, XLA would keep all that it gathered there: as
+        # many shares as the grid has columns.
+        tall = flat(adjoint(spread.gather(adjoint(y))))
+        z = spread.sum(gemm(adjoint(tall), flat(q)))
         y1 = gather_rows(factored.phases[s * tile : (s + 1) * tile, None].conj() * y[:tile], axes)
-        z = jnp.concatenate([adjoint(y1[: end - first]), z], axis=1)
-        q = jnp.concatenate([unit_rows, q], axis=1) - gemm(y, gemm(t, z))
-    return q
+        z = jnp.concatenate([spread.own_columns(adjoint(y1[: end - first])), z], axis=1)
+        q = jnp.concatenate([spread.take(unit(s, first, end)), q], axis=2)
+        q = q - gemm(tall, gemm(t, z)).reshape(q.shape)
+    return spread.give(q, count)

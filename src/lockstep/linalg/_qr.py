@@ -123,14 +123,17 @@ class QRPlan:
         count, devices = min(m, n), sharded.devices
         tile = _cost_model.qr_tile(count, devices) if tile is None else tile
         tile = _cost_model.even_tile(-(-count // devices), tile)
+        platform = _validation.platform(placed)
         held = {rows for _, rows in sharded.blocks(m)}
         each = max(held)
         if len(held) == 1 and each * devices == m:
             # Rows stay where they are, if tiles fit into them.
             for fitting in range(tile, tile // 2, -1):
                 if -(-count // (fitting * devices)) * fitting <= each:
-                    return cls(placed, n, Panels(RowMap.in_blocks(sharded, m), count, fitting))
-        return cls(placed, n, Panels(RowMap.cyclic(m, devices, tile), count, tile))
+                    panels = Panels(RowMap.in_blocks(sharded, m), count, fitting)
+                    return cls(placed, n, panels.on_best_grid(n, platform))
+        panels = Panels(RowMap.cyclic(m, devices, tile), count, tile)
+        return cls(placed, n, panels.on_best_grid(n, platform))
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Hermitian to real tridiagonal form by Householder reflections, and the back-transformation.
+"""Hermitian to real tridiagonal form by Householder reflections.
 
 One stage, blocked, as LAPACK's ``hetrd`` (Dongarra, Sorensen and Hammarling, "Block reduction of
 matrices to condensed forms", 1989), over the slots of `_layout`: a panel is one superstep. The
@@ -25,13 +25,10 @@ from jax import lax
 
 from lockstep.linalg import _cpu_kernels
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._tiles import adjoint, gemm
+from lockstep.linalg._tiles import gemm
 
 CHUNK = 256
 """Local rows of a chunk of the trailing matrix, at most."""
-
-WIDTH = 256
-"""Reflectors of a block of the way back, about."""
 
 
 class Reduced(NamedTuple):
@@ -57,7 +54,7 @@ def reduce(
     """
     tile, rows, me = layout.tile, layout.rows, lax.axis_index(axes)
     order = jnp.asarray(layout.elimination_order)
-    chunk = tile * _supersteps(layout, min(CHUNK, rows // 4) // tile) if chunked else rows
+    chunk = tile * supersteps(layout, min(CHUNK, rows // 4) // tile) if chunked else rows
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
         top = s * tile
@@ -82,7 +79,7 @@ def reduce(
 Found = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _supersteps(layout: RowMap, most: int) -> int:
+def supersteps(layout: RowMap, most: int) -> int:
     """How many supersteps, of ``most`` at most, divide all of them evenly."""
     return max(k for k in range(1, max(1, most) + 1) if layout.steps % k == 0)
 
@@ -223,58 +220,3 @@ def _reflector(
     tau = jnp.where(trivial, 0, tau).astype(x.dtype)
     u = jnp.where(order == k + 1, 1, tail / jnp.where(trivial, 1, alpha - beta))
     return jnp.where(trivial, 0, u), tau, beta
-
-
-def apply(reduced: Reduced, z: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    """``q z`` for local rows ``z`` of shape (R, k): blocks of reflectors, the last one first.
-
-    A block is ``I - v t v^H`` with ``t^-1 = diag(1 / tau) + triu(v^H v, 1)`` (Joffrain et al.,
-    "Accumulating Householder transformations, revisited", ACM TOMS 32, 2006).
-    """
-    mine = jnp.asarray(layout.elimination_order)[lax.axis_index(axes)]
-    # A chunk is large, for every one costs a pass over all of `products`.
-    chunk = layout.tile * _supersteps(layout, layout.steps // 4)
-    most = min(WIDTH, layout.rows // 4)  # what belongs to a block is small beside the share
-    steps = _supersteps(layout, most // (layout.devices * layout.tile))
-    width, count = steps * layout.devices * layout.tile, layout.steps // steps
-
-    def block(step: jax.Array, z: jax.Array) -> jax.Array:
-        b = count - 1 - step
-        top = b * steps * layout.tile
-        first, end = top // chunk, layout.rows // chunk
-        v = lax.dynamic_slice_in_dim(reduced.reflectors, top, steps * layout.tile, axis=2)
-        v = _in_order(v, layout)
-        above = mine[:, None] <= b * width + jnp.arange(width)
-        v = jnp.where(above, 0, v)  # there is what the reduction left
-        taus = lax.dynamic_slice_in_dim(reduced.taus, b * width, width)
-
-        def inner(i: jax.Array, sums: tuple) -> tuple:
-            some = adjoint(lax.dynamic_slice_in_dim(v, i * chunk, chunk))
-            others = v, z
-            return tuple(
-                x + gemm(some, lax.dynamic_slice_in_dim(y, i * chunk, chunk))
-                for x, y in zip(sums, others, strict=True)
-            )
-
-        zero = jnp.zeros((width, width), v.dtype), jnp.zeros((width, z.shape[1]), v.dtype)
-        gram, products = lax.psum(lax.fori_loop(first, end, inner, zero), axes)
-        inverse = jnp.triu(gram, 1) + jnp.diag(1 / jnp.where(taus == 0, 1, taus))
-        t = lax.linalg.triangular_solve(
-            inverse, jnp.eye(width, dtype=v.dtype), left_side=True, lower=False
-        )
-
-        def outer(i: jax.Array, z: jax.Array) -> jax.Array:
-            some = gemm(lax.dynamic_slice_in_dim(v, i * chunk, chunk), t)
-            here = lax.dynamic_slice_in_dim(z, i * chunk, chunk)
-            return lax.dynamic_update_slice_in_dim(z, here - gemm(some, products), i * chunk, 0)
-
-        return lax.fori_loop(first, end, outer, z)
-
-    return lax.fori_loop(0, count, block, z)
-
-
-def _in_order(columns: jax.Array, layout: RowMap) -> jax.Array:
-    """(rows, P, count) to (rows, P count), the columns in the order of elimination."""
-    rows, devices, count = columns.shape
-    tiles = columns.reshape(rows, devices, count // layout.tile, layout.tile)
-    return tiles.swapaxes(1, 2).reshape(rows, -1)

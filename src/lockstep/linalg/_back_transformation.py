@@ -1,0 +1,83 @@
+"""From the eigenvectors of a tridiagonal matrix to those of the matrix that was reduced to it.
+
+The reflectors of `lockstep.linalg._tridiagonalize` are applied in blocks, over the slots of
+`_layout` or over a grid of devices. Everything runs inside `jax.shard_map`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lockstep.linalg._layout import Axes, Grid, RowMap
+from lockstep.linalg._spread import Spread
+from lockstep.linalg._tiles import adjoint, gemm
+from lockstep.linalg._tridiagonalize import Reduced, supersteps
+
+WIDTH = 256
+"""Reflectors of a block of the way back, about."""
+
+
+def apply(
+    reduced: Reduced, z: jax.Array, layout: RowMap, axes: Axes, grid: Grid | None = None
+) -> jax.Array:
+    """``q z`` for local rows ``z`` of shape (R, k): blocks of reflectors, the last one first.
+
+    A block is ``I - v t v^H`` with ``t^-1 = diag(1 / tau) + triu(v^H v, 1)`` (Joffrain et al.,
+    "Accumulating Householder transformations, revisited", ACM TOMS 32, 2006).
+
+    On the line the sums ``v^H z``, of ``k`` columns, go to all devices. On a grid ``v`` is gathered
+    along the rows, and sums of ``k / c`` columns go along the columns (`_spread`).
+    """
+    mine = jnp.asarray(layout.elimination_order)[lax.axis_index(axes)]
+    # A chunk is large, for every one costs a pass over all of `products`.
+    chunk = layout.tile * supersteps(layout, layout.steps // 4)
+    most = min(WIDTH, layout.rows // 4)  # what belongs to a block is small beside the share
+    steps = supersteps(layout, most // (layout.devices * layout.tile))
+    width, count = steps * layout.devices * layout.tile, layout.steps // steps
+    wanted, spread = z.shape[1], Spread(grid, axes)
+    z = spread.take(z)
+
+    def part(x: jax.Array, i: jax.Array) -> jax.Array:
+        some = lax.dynamic_slice_in_dim(x, i * chunk, chunk, axis=1)
+        return some.reshape(-1, x.shape[2])
+
+    def block(step: jax.Array, z: jax.Array) -> jax.Array:
+        b = count - 1 - step
+        top = b * steps * layout.tile
+        first, end = top // chunk, layout.rows // chunk
+        v = lax.dynamic_slice_in_dim(reduced.reflectors, top, steps * layout.tile, axis=2)
+        v = _in_order(v, layout)
+        above = mine[:, None] <= b * width + jnp.arange(width)
+        v = jnp.where(above, 0, v)  # there is what the reduction left
+        taus = lax.dynamic_slice_in_dim(reduced.taus, b * width, width)
+        vs = spread.gather(v)
+
+        def inner(i: jax.Array, sums: tuple) -> tuple:
+            own, some = part(v[None], i), part(vs, i)
+            return sums[0] + gemm(adjoint(own), own), sums[1] + gemm(adjoint(some), part(z, i))
+
+        zero = jnp.zeros((width, width), v.dtype), jnp.zeros((width, z.shape[2]), v.dtype)
+        gram, products = lax.fori_loop(first, end, inner, zero)
+        gram, products = lax.psum(gram, axes), spread.sum(products)
+        inverse = jnp.triu(gram, 1) + jnp.diag(1 / jnp.where(taus == 0, 1, taus))
+        t = lax.linalg.triangular_solve(
+            inverse, jnp.eye(width, dtype=v.dtype), left_side=True, lower=False
+        )
+
+        def outer(i: jax.Array, z: jax.Array) -> jax.Array:
+            here = part(z, i) - gemm(gemm(part(vs, i), t), products)
+            here = here.reshape(z.shape[0], chunk, -1)
+            return lax.dynamic_update_slice_in_dim(z, here, i * chunk, 1)
+
+        return lax.fori_loop(first, end, outer, z)
+
+    return spread.give(lax.fori_loop(0, count, block, z), wanted)
+
+
+def _in_order(columns: jax.Array, layout: RowMap) -> jax.Array:
+    """(rows, P, count) to (rows, P count), the columns in the order of elimination."""
+    rows, devices, count = columns.shape
+    tiles = columns.reshape(rows, devices, count // layout.tile, layout.tile)
+    return tiles.swapaxes(1, 2).reshape(rows, -1)
