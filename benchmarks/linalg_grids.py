@@ -2,7 +2,7 @@
 
     python benchmarks/linalg_grids.py           # 4, 16 and 64 devices: a table
     python benchmarks/linalg_grids.py --json benchmarks/results/linalg_grids.json
-    python benchmarks/linalg_grids.py --model   # Cholesky on up to 1,024 devices, by the cost model
+    python benchmarks/linalg_grids.py --model   # up to 1,024 devices, by the cost model
 
 Nothing runs: programs for that many CPU devices of one process are compiled, and their collectives
 are counted, a loop's as often as it runs. Where a program branches (TSQR of a QR panel that
@@ -10,13 +10,16 @@ Cholesky cannot factor), the cheaper branch counts. `least` is n^2 / sqrt(device
 of a layout that distributes both rows and columns (Irony, Toledo and Tiskin 2004), with the
 constant of a panel that is sent along rows and along columns of a square grid.
 
-`potrf` is the factorization of `potrs`, which takes the rows as they are; `cholesky` has the order
-of the rows and moves them. Both are counted on the line of all devices and on the square grid.
+`potrf` and `getrf` are the factorizations of `potrs` and `solve`, which take the rows as they are;
+`cholesky` has the order of the rows and moves them; `ormtr` is the back-transformation of `eigh`.
+Where LU on a grid moves columns, what random matrices need is counted: a loop whose turns are known
+only at run time once.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -104,9 +107,19 @@ def _bytes(result: str, kind: str, devices: int) -> float:
 
 def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
     """By routine and by the layout of the devices."""
+    import jax
+
     import lockstep.linalg as la
-    from lockstep.linalg import _posdef, _triangular
-    from lockstep.linalg._cost_model import GridShape
+    from lockstep.linalg import (
+        _back_transformation,
+        _general,
+        _posdef,
+        _qr,
+        _triangular,
+        _tridiagonalize,
+    )
+    from lockstep.linalg._grid_model import GridShape
+    from lockstep.linalg._layout import Grid
     from lockstep.linalg._posdef import Plan
 
     devices, side = placed.mesh.size, math.isqrt(placed.mesh.size)
@@ -121,6 +134,40 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
             return Plan.of(n, placed, tile(n), natural)
         return Plan.on_grid(n, placed, natural, GridShape(side, side, tile(n)))
 
+    def getrf(layout: str) -> Any:
+        def run(a: Any) -> Any:
+            line = Plan.of(len(a), placed, tile(len(a)), False)
+            on = Grid(side, side, 1) if layout == "grid" else None
+            return _general.factor(a, dataclasses.replace(line, grid=on))
+
+        return run
+
+    def ormtr(layout: str) -> Any:
+        def run(a: Any) -> Any:
+            n = len(a)
+            line = Plan.of(n, placed, tile(n), False)
+            scalars = jax.numpy.ones(n)
+
+            def body(a: Any) -> Any:
+                slots = line.take_matrix(a)
+                reduced = _tridiagonalize.Reduced(scalars, scalars, slots, scalars)
+                on = Grid(side, side, 1) if layout == "grid" else None
+                z = slots.reshape(slots.shape[0], -1)
+                return _back_transformation.apply(reduced, z, line.layout, line.axes, on)
+
+            return line.map(body, placed.spec, line.slots)(a)
+
+        return run
+
+    def qr(layout: str) -> Any:
+        def run(a: Any) -> Any:
+            plan = _qr.QRPlan.of(a.shape, placed, tile(len(a)))
+            on = Grid(side, side, 1) if layout == "grid" else None
+            panels = dataclasses.replace(plan.panels, grid=on)
+            return _qr.decompose(a, dataclasses.replace(plan, panels=panels), "reduced")
+
+        return run
+
     def potrf(layout: str) -> Any:
         return lambda a: _posdef.factor(a, plan(a, layout, False), None, False)
 
@@ -132,28 +179,34 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
         ("potrf", "grid"): potrf("grid"),
         ("cholesky", "line"): cholesky("line"),
         ("cholesky", "grid"): cholesky("grid"),
+        ("getrf", "line"): getrf("line"),
+        ("getrf", "grid"): getrf("grid"),
+        ("ormtr", "line"): ormtr("line"),
+        ("ormtr", "grid"): ormtr("grid"),
         ("lu_factor", "line"): lambda a: la.lu_factor(a, tile=tile(len(a)), **where),
-        ("qr", "line"): lambda a: la.qr(a, tile(len(a)), **where),
+        ("qr", "line"): qr("line"),
+        ("qr", "grid"): qr("grid"),
     }
 
 
-def rows(n: int, counts: list[int], panels: int, routines: list[str]) -> list[dict[str, Any]]:
+def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     import jax
     from jax.sharding import AxisType
 
     from lockstep.linalg._validation import Placed
 
-    found = []
-    for devices in counts:
+    found, n, panels = [], options.n, options.panels
+    for devices in options.devices:
         side = math.isqrt(devices)
         mesh = jax.make_mesh(
             (side, side), ("x", "y"), (AxisType.Auto,) * 2, devices=jax.devices()[:devices]
         )
-        for split, dimensions in (("rows", (("x", "y"), ())), ("both", (("x",), ("y",)))):
-            placed = Placed(mesh, dimensions)
+        for split in options.splits:
+            both = ("x",), ("y",)
+            placed = Placed(mesh, both if split == "both" else (("x", "y"), ()))
             a = jax.ShapeDtypeStruct((n, n), "float64", sharding=placed.sharding)
             for (routine, layout), run in programs(placed, panels).items():
-                if routine not in routines:
+                if routine not in options.routines:
                     continue
                 text = jax.jit(run).lower(a).compile().as_text() or ""
                 count, size = sent(text, devices)
@@ -174,26 +227,60 @@ def rows(n: int, counts: list[int], panels: int, routines: list[str]) -> list[di
 
 
 def model(n: int) -> None:
-    """Cholesky by the cost model: numbers that a device sends, and seconds."""
-    from lockstep.linalg import _cost_model
+    """By the cost model: numbers that a device sends, and seconds."""
+    from lockstep.linalg import _cost_model, _grid_model
 
     on = _cost_model.CPU
+
+    def cholesky(devices: int, tile: int, steps: int) -> tuple[float, float]:
+        sent = _cost_model.cholesky_line_numbers(1, devices, steps)
+        return sent, _cost_model.cholesky_seconds(n, devices, tile, on)
+
+    def lu(devices: int, tile: int, steps: int) -> tuple[float, float]:
+        by_tournament = _cost_model.lu_by_tournament(n, devices, tile)
+        sent = _cost_model.lu_line_numbers(n, devices, steps, by_tournament) / n**2
+        return sent, _cost_model.lu_seconds(n, devices, tile, on, by_tournament)
+
+    routines: Any = {
+        "Cholesky": (cholesky, _cost_model.cholesky_tile, _grid_model.CHOLESKY),
+        "LU": (lu, _cost_model.lu_tile, _grid_model.LU),
+    }
+    for name, (line, best_tile, grid_model) in routines.items():
+        print(f"{name}, n = {n}; sent numbers as a multiple of n^2")
+        print("| devices | line, panel | sent | seconds | grid | panel | sent | seconds |")
+        print("|---|---|---|---|---|---|---|---|")
+        for devices in (4, 16, 64, 256, 1024):
+            tile = best_tile(n, devices, n // devices, "cpu")
+            sent, seconds = line(devices, tile, math.ceil(n / devices / tile))
+            found = f"| {devices} | {tile * devices} | {sent:.3f} | {seconds:.3g} | "
+            grid = _grid_model.best_grid(n, devices, tile, None, on, grid_model)
+            assert grid is not None
+            steps = math.ceil(n / devices / grid.panel)
+            sent = grid_model.numbers(n, grid.rows, grid.columns, steps) / n**2
+            seconds = grid_model.seconds(n, grid, on)
+            found += f"{grid.rows} x {grid.columns} | {grid.panel * devices} | "
+            print(found + f"{sent:.3f} | {seconds:.3g} |")
+    products_model(n)
+
+
+def products_model(n: int) -> None:
+    """The same for routines whose work is the same on a line and on a square grid."""
+    from lockstep.linalg import _cost_model, _grid_model
+
     print(f"n = {n}; sent numbers as a multiple of n^2")
-    print("| devices | grid | panel | line, sent | seconds | grid, sent | seconds |")
-    print("|---|---|---|---|---|---|---|")
+    print("| devices | grid | QR, line | grid | back-transformation, line | grid |")
+    print("|---|---|---|---|---|---|")
     for devices in (4, 16, 64, 256, 1024):
-        tile = _cost_model.cholesky_tile(n, devices, n // devices, "cpu")
-        grid = _cost_model.best_grid(n, devices, tile, None, on)
-        assert grid is not None
-        line_steps, steps = (math.ceil(n / devices / x) for x in (tile, grid.panel))
-        line = _cost_model.cholesky_line_numbers(1, devices, line_steps)
-        both = _cost_model.cholesky_grid_numbers(1, grid.rows, grid.columns, steps)
-        line_seconds = _cost_model.cholesky_seconds(n, devices, tile, on)
-        seconds = _cost_model.cholesky_grid_seconds(n, grid, on)
-        print(
-            f"| {devices} | {grid.rows} x {grid.columns} | {grid.panel * devices} | {line:.3f} | "
-            f"{line_seconds:.3g} | {both:.3f} | {seconds:.3g} |"
-        )
+        side = math.isqrt(devices)
+        steps = math.ceil(n / devices / _cost_model.qr_tile(n, devices))
+        found = []
+        for rows, columns in ((devices, 1), (side, side)):
+            found += [
+                (_grid_model.qr_numbers(n, n, steps, rows, columns) / n**2),
+                (_grid_model.back_numbers(n, n, rows, columns) / n**2),
+            ]
+        line_qr, line_back, qr, back = (f"{x:.3f}" for x in found)
+        print(f"| {devices} | {side} x {side} | {line_qr} | {qr} | {line_back} | {back} |")
 
 
 def main() -> None:
@@ -201,7 +288,10 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=2048)
     parser.add_argument("--panels", type=int, default=8)
     parser.add_argument("--devices", type=int, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--routines", nargs="+", default=["potrf", "cholesky", "lu_factor", "qr"])
+    parser.add_argument(
+        "--routines", nargs="+", default=["potrf", "cholesky", "getrf", "ormtr", "lu_factor", "qr"]
+    )
+    parser.add_argument("--splits", nargs="+", default=["rows", "both"])
     parser.add_argument("--model", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -214,7 +304,7 @@ def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)  # the collectives are the same
     if options.model:
         return model(65536)
-    found = rows(options.n, options.devices, options.panels, options.routines)
+    found = rows(options)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
