@@ -181,7 +181,7 @@ def test_what_is_sent_is_what_the_model_says(
     m: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over, tile, steps = mesh((4,)), 4, 4
-    a = jax.ShapeDtypeStruct((m, n), "float64", sharding=NamedSharding(over, P("x")))
+    a: Any = jax.ShapeDtypeStruct((m, n), "float64", sharding=NamedSharding(over, P("x")))
     plan = _qr.QRPlan.of((m, n), place("qr", a, over, P("x")), tile)
 
     def numbers(grid: Grid | None) -> float:

@@ -37,8 +37,12 @@ class Listed(NamedTuple):
         """``length`` columns from each column of the grid, without its first ``start``: (c,
         length) slots and targets."""
         spare = ((0, 0), (0, length))
-        slots, targets = (jnp.pad(x, spare, constant_values=NONE) for x in self[:2])
-        return tuple(lax.dynamic_slice_in_dim(x, start, length, axis=1) for x in (slots, targets))
+
+        def some(x: jax.Array) -> jax.Array:
+            padded = jnp.pad(x, spare, constant_values=NONE)
+            return lax.dynamic_slice_in_dim(padded, start, length, axis=1)
+
+        return some(self.slots), some(self.targets)
 
 
 class Moves(NamedTuple):
