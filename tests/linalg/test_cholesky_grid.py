@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from lanes import sample
+from linalg import grids
+from linalg.grids import BENCHMARK, SENT
 from linalg.matrices import DTYPES, assert_close, assert_gradient, full, mesh, positive, put
 from linalg.test_inside import inside
 from lockstep.linalg import _cholesky_grid, _cost_model, _cpu_kernels, _grid_model, _posdef
@@ -26,23 +26,10 @@ from lockstep.linalg._layout import Grid, RowMap
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import Placed
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "linalg_grids.py"
-SENT = runpy.run_path(str(BENCHMARK))["sent"]
-
 
 def take(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, panel: int) -> list[Grid]:
-    """Lets the cost model find this grid; the grids of the factorizations that are traced."""
-    grids, factor = [], _cholesky_grid.factor
-
-    def watched(a: Any, layout: RowMap, grid: Grid, *how: Any) -> Any:
-        grids.append(grid)
-        return factor(a, layout, grid, *how)
-
     shape = GridShape(rows, columns, panel)
-    monkeypatch.setattr(_grid_model, "cholesky_grid", lambda *_: shape)
-    monkeypatch.setattr(_cholesky_grid, "factor", watched)
-    jax.clear_caches()
-    return grids
+    return grids.take(monkeypatch, _cholesky_grid, "cholesky_grid", shape)
 
 
 @sample("kernels", [True, False], 0)
@@ -68,7 +55,7 @@ def test_solutions_and_factors(
     kernels: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grids = take(monkeypatch, *grid)
+    taken = take(monkeypatch, *grid)
     if not kernels:
         monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     a, b = positive(n, dtype), full((n, 3), dtype)
@@ -81,7 +68,7 @@ def test_solutions_and_factors(
     low = la.cholesky(sharded, True)
     assert_close(low, scipy.linalg.cholesky(a, lower=True))
     assert low.sharding.is_equivalent_to(sharded.sharding, 2)
-    assert {(x.rows, x.columns) for x in grids} == {grid[:2]}
+    assert {(x.rows, x.columns) for x in taken} == {grid[:2]}
 
 
 @pytest.mark.full
@@ -124,7 +111,7 @@ def test_one_triangle_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.full
 def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    grids = take(monkeypatch, 2, 2, 2)
+    taken = take(monkeypatch, 2, 2, 2)
     over, n = mesh((4,)), 16
     a, b = positive(n, np.float64), full((n,), np.float64)
 
@@ -142,13 +129,13 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
     tangents = full((n, n), np.float64, 1), full((n,), np.float64, 2)
     assert_gradient(ours, alone, (put(a, over, P("x")), put(b, over, P())), tangents)
-    assert grids
+    assert taken
 
 
 @pytest.mark.full
 def test_inside_on_a_part_of_the_mesh_and_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two matrices, each over a grid of the four devices of its row of the mesh."""
-    grids = take(monkeypatch, 2, 2, 2)
+    taken = take(monkeypatch, 2, 2, 2)
     over, n = mesh((2, 4)), 24
     a = np.stack([positive(n, np.float64, seed) for seed in (1, 2)])
     b = full((2, n), np.float64)
@@ -159,7 +146,7 @@ def test_inside_on_a_part_of_the_mesh_and_its_gradient(monkeypatch: pytest.Monke
 
     run = inside(solve, over, (P("x", "y"), P("x")), P("x"))
     assert_close(run(a, b), np.linalg.solve(a, b[..., None])[..., 0])
-    assert grids
+    assert taken
 
     def loss(run: Any) -> Any:
         return lambda a, b: jnp.sum(run((a + a.swapaxes(1, 2)) / 2, b) ** 3)

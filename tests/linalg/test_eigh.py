@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
+from linalg.grids import SENT
 from linalg.matrices import (
     assert_close,
     assert_gradient,
@@ -24,7 +25,6 @@ from linalg.matrices import (
     put,
     with_spectrum,
 )
-from linalg.test_cholesky_grid import SENT
 from lockstep.linalg import _back_transformation, _cpu_kernels, _grid_model, _tridiagonalize
 from lockstep.linalg._layout import Grid, RowMap
 

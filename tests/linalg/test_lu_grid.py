@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from lanes import sample
+from linalg import grids
+from linalg.grids import SENT
 from linalg.matrices import DTYPES, assert_close, assert_gradient, full, mesh, put
-from linalg.test_cholesky_grid import SENT
 from linalg.test_general import assert_solved_as_by_lapack, hard_matrices, matrix
 from linalg.test_inside import inside
 from lockstep.linalg import (
@@ -28,26 +29,15 @@ from lockstep.linalg import (
     _tournament,
 )
 from lockstep.linalg._grid_model import GridShape
-from lockstep.linalg._layout import Grid, RowMap
+from lockstep.linalg._layout import Grid
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import Placed
 
 
 def take(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, panel: int) -> list[Grid]:
-    """Lets the cost model find this grid; the grids of the factorizations that are traced."""
-    grids, factor = [], _lu_grid.factor
-
-    def watched(a: Any, layout: RowMap, grid: Grid, *how: Any) -> Any:
-        grids.append(grid)
-        return factor(a, layout, grid, *how)
-
-    shape = GridShape(rows, columns, panel)
-    monkeypatch.setattr(_grid_model, "lu_grid", lambda *_: shape)
-    monkeypatch.setattr(_lu_grid, "factor", watched)
     # Several tournaments in each panel.
     monkeypatch.setattr(_tournament, "MAX_INNER", 4)
-    jax.clear_caches()
-    return grids
+    return grids.take(monkeypatch, _lu_grid, "lu_grid", GridShape(rows, columns, panel))
 
 
 @sample("kernels", [True, False], 0)
@@ -73,7 +63,7 @@ def test_solutions_inverses_and_determinants(
     kernels: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grids = take(monkeypatch, *grid)
+    taken = take(monkeypatch, *grid)
     if not kernels:
         monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     a, b = matrix(n, dtype), full((n, 3), dtype)
@@ -87,7 +77,7 @@ def test_solutions_inverses_and_determinants(
     assert inverse.sharding.is_equivalent_to(sharded.sharding, 2)
     for got, wanted in zip(la.slogdet(sharded), np.linalg.slogdet(a), strict=True):
         assert_close(got, wanted, 1000)
-    assert {(x.rows, x.columns) for x in grids} == {grid[:2]}
+    assert {(x.rows, x.columns) for x in taken} == {grid[:2]}
 
 
 @pytest.mark.full
@@ -126,7 +116,7 @@ def test_singular_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 def test_gradients_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    grids = take(monkeypatch, 2, 2, 2)
+    taken = take(monkeypatch, 2, 2, 2)
     over, n = mesh((4,)), 16
     a, b = matrix(n, np.float64), full((n,), np.float64)
 
@@ -141,7 +131,7 @@ def test_gradients_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None
 
     tangents = full((n, n), np.float64, 1), full((n,), np.float64, 2)
     assert_gradient(ours, alone, (put(a, over, P("x")), put(b, over, P())), tangents)
-    assert grids
+    assert taken
     given = put(a, over, P("x"))
     assert_close(la.solve(given, b, donate=True), np.linalg.solve(a, b), 1000)
     assert given.is_deleted()
@@ -150,7 +140,7 @@ def test_gradients_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.full
 def test_inside_on_a_part_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two matrices, each over a grid of the four devices of its row of the mesh."""
-    grids = take(monkeypatch, 2, 2, 2)
+    taken = take(monkeypatch, 2, 2, 2)
     over, n = mesh((2, 4)), 24
     a = np.stack([matrix(n, np.float64, seed) for seed in (1, 2)])
     b = full((2, n), np.float64)
@@ -160,7 +150,7 @@ def test_inside_on_a_part_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
 
     run = inside(solve, over, (P("x", "y"), P("x")), P("x"))
     assert_close(run(a, b), np.linalg.solve(a, b[..., None])[..., 0], 1000)
-    assert grids
+    assert taken
 
 
 @sample("seed", range(8), 2)

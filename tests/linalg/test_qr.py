@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
+from linalg.grids import SENT
 from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put, with_spectrum
-from linalg.test_cholesky_grid import SENT
 from lockstep.linalg import _grid_model, _householder, _qr
 from lockstep.linalg._layout import Grid
 from lockstep.linalg._validation import place
