@@ -99,6 +99,7 @@ from lockstep._jax_compat.versions import NEWEST_TESTED_JAX as NEWEST_TESTED_JAX
 from lockstep._jax_compat.versions import OLDEST_JAX as OLDEST_JAX
 from lockstep._jax_compat.versions import device_id_bytes as device_id_bytes
 from lockstep._jax_compat.versions import dotted as dotted
+from lockstep._jax_compat.versions import gloo_scatters_wrong as gloo_scatters_wrong
 from lockstep._jax_compat.versions import is_untested as is_untested
 from lockstep._jax_compat.versions import jaxlib_version_on_disk as jaxlib_version_on_disk
 from lockstep._jax_compat.versions import numbers_programs as numbers_programs

@@ -100,6 +100,14 @@ def device_id_bytes() -> int:
     return 4 if _jaxlib_release() >= (0, 9, 1) else 8
 
 
+def gloo_scatters_wrong() -> str:
+    """The version of jaxlib if gloo's reduce-scatter is in it, which can be wrong; "": it is not.
+
+    From 0.12 on XLA has an algorithm of its own.
+    """
+    return "" if _jaxlib_release() >= (0, 12) else _jaxlib_version()
+
+
 def numbers_programs() -> bool:
     """Whether the numbers of a program's executions are the same in all processes for good.
 

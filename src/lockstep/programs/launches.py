@@ -79,6 +79,8 @@ class Record:
         self._clique_words = 0
         self.new_sites: Callable[[Sequence[model.Site]], None] = lambda _: None
         """Is given the line of each program that is launched for the first time."""
+        self.new_program: Callable[[Program, str], None] = lambda _, __: None
+        """Is given that program, and its text as it was compiled."""
 
     # What JAX calls
 
@@ -143,6 +145,7 @@ class Record:
                 )
                 self._launched[key] = launched = self._new(program)
                 self.new_sites(sites_of({launched.run_id: program}))
+                self.new_program(program, text)
         return self._launched[key]
 
     def _on_devices_of(self, executable: Any, programs: Sequence[Program]) -> Program | None:

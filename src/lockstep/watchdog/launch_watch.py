@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,14 +13,16 @@ from lockstep import _config, _jax_compat, _run_files
 from lockstep.callsites import frames
 from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.job import current_job, job_key, kv_store, topology
-from lockstep.programs import compilations, launches
-from lockstep.watchdog import main_thread, shutdown_hook
+from lockstep.programs import compilations, gloo_faults, launches
+from lockstep.programs.compilations import Program
+from lockstep.watchdog import ending, main_thread, shutdown_hook
 from lockstep.watchdog.library_counts import LibraryCounts
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.record_reader import write_sites
 from lockstep.watchdog.store_watch import Source, Watch
 
 HOOK = "the watch of launches"
+_GLOO = "gloo"
 
 
 def start(library: str, counts: LibraryCounts | None = None) -> None:
@@ -47,6 +49,8 @@ def start(library: str, counts: LibraryCounts | None = None) -> None:
     record = _record(folder, peer, count, owner)
     if not _note_launches():
         return
+    if library == _GLOO and (jaxlib := _jax_compat.gloo_scatters_wrong()):
+        record.new_program = _WrongScatters(jaxlib, process, owner).look
     looked = _Looks(record)
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
     source = Source(library, looked.read, record.programs, owner, counts)
@@ -56,6 +60,22 @@ def start(library: str, counts: LibraryCounts | None = None) -> None:
     watch.start()
     shutdown_hook.at_the_end(looked.leave, watch.stop)
     shutdown_hook.explain_by(functools.partial(_explain, looked, watch))
+
+
+class _WrongScatters:
+    """Warns once of a reduce-scatter that gloo may compute wrong."""
+
+    def __init__(self, jaxlib: str, process: int, owner: Mapping[int, int]) -> None:
+        self._jaxlib, self._process, self._owner = jaxlib, process, owner
+        self._has_warned = False
+
+    def look(self, program: Program, text: str) -> None:
+        """``text``: of the program, as it was compiled."""
+        is_first = self._process == min(self._owner[device] for device in program.devices)
+        size = gloo_faults.reduce_scatter_bytes(text, len(program.devices))
+        if is_first and size >= gloo_faults.MIN_BYTES and not self._has_warned:
+            self._has_warned = True
+            ending.say(gloo_faults.warning(program.title, size, self._jaxlib))
 
 
 def _explain(looked: _Looks, watch: Watch) -> str:

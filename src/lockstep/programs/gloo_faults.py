@@ -1,0 +1,38 @@
+"""What gloo computes wrong without an error, seen in a compiled program. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+MIN_BYTES = 1 << 20
+"""Less is in the buffers of the sockets before gloo overwrites it; up to 8 MiB none was wrong."""
+_SCATTER = " reduce-scatter("
+_SHAPE = re.compile(r"[a-z]+(\d+)\w*\[([\d,]*)\]")
+
+
+def reduce_scatter_bytes(text: str, devices: int) -> int:
+    """The bytes that the largest reduce-scatter of a program takes from each device; 0: none.
+
+    ``text``: of the compiled program, which runs on so many ``devices``.
+    """
+    heads = (line.partition(_SCATTER)[0] for line in text.splitlines() if _SCATTER in line)
+    # One over fewer devices takes less.
+    return max((devices * _bytes(head.partition(" = ")[2]) for head in heads), default=0)
+
+
+def _bytes(shapes: str) -> int:
+    found = _SHAPE.findall(shapes)
+    return sum(
+        int(bits) * math.prod(map(int, filter(None, d.split(",")))) // 8 for bits, d in found
+    )
+
+
+def warning(title: str, size: int, jaxlib: str) -> str:
+    """The line for a program called ``title``, whose reduce-scatter takes ``size`` bytes."""
+    return (
+        f"lockstep: warning: {title} has a reduce-scatter of up to {size / 1e6:.0f} MB a device "
+        f"over gloo. With jaxlib {jaxlib} its result can be wrong, without an error, where a "
+        "process sends slowly (jax-ml/jax#40830). Use the engine, which needs a key on several "
+        "hosts, or jax 0.12 or later."
+    )
