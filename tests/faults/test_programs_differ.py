@@ -106,7 +106,7 @@ def test_off_does_not_look() -> None:
 FLAGS_OF_ONE = """
 import os
 if os.environ.get("LOCKSTEP_PROCESS_ID") == "1":
-    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true --xla_dump_to=/nowhere"
+    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true --xla_dump_to=DUMP"
 """
 SUM = """
 print(float(jax.jit(lambda x: x.sum())(x)))
@@ -116,7 +116,8 @@ print(float(jax.jit(lambda x: x.sum())(x)))
 @pytest.mark.parametrize("collectives", [full("lockstep"), "gloo"])
 def test_flags_of_one_process_are_said(collectives: str, tmp_path: Path) -> None:
     """The compiled text does not show them, nor do the numbers of executions."""
-    (tmp_path / "sitecustomize.py").write_text(FLAGS_OF_ONE)
+    dump = str(tmp_path / "dump")
+    (tmp_path / "sitecustomize.py").write_text(FLAGS_OF_ONE.replace("DUMP", dump))
     result = run_lockstep(
         ["--collectives", collectives],
         HEAD + SUM,

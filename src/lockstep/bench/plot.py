@@ -17,6 +17,7 @@ STYLES = {
     "xla": ("#b08900", "X"),
     "unrecorded": ("#8ab17d", "D"),
     "strict": ("#6d597a", "v"),
+    "nccl": ("#5f7f1c", "*"),
 }
 """Colour and marker of each implementation."""
 _TICKS = tuple(1 << power for power in range(10, 31, 4))
