@@ -76,7 +76,7 @@ def draw(rng: random.Random, transports: tuple[str, ...]) -> Layout:
 
 
 def draw_batch(rng: random.Random) -> Batch:
-    threads = rng.choice((1, 1, 2, 3))
+    threads = rng.choice((1, 1, 2))
     return Batch(
         first=rng.randrange(1 << 30),
         count=24,

@@ -74,7 +74,7 @@ def test_every_layout_and_option_is_drawn() -> None:
     assert {len(layout.processes) for layout in drawn} == {1, 2, 3, 4, 7}
     assert all(sum(layout.processes) * layout.devices <= 8 for layout in drawn)
     batches = [layouts.draw_batch(rng) for _ in range(100)]
-    assert {batch.threads for batch in batches} == {1, 2, 3}
+    assert {batch.threads for batch in batches} == {1, 2}
 
 
 @pytest.mark.full

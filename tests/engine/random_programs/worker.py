@@ -272,8 +272,12 @@ def _draw(seed: int, devices: int, keep: Sequence[int] | None) -> Program | Auto
 
 
 def in_threads(seeds: Sequence[int], devices: list[Any], options: argparse.Namespace) -> Tally:
-    """Each thread has devices and programs of its own, in an order of its own."""
-    count = min(options.threads, len(devices))
+    """Each thread has a device of each process, and programs of its own in an order of its own.
+
+    JAX runs the programs over several devices of a process one after the other, whichever thread
+    has called them: threads in another order on each process would wait for each other.
+    """
+    count = min(jax.local_device_count() if options.threads > 1 else 1, len(devices))
     if count == 1:
         return check(seeds, devices, options)
     with ThreadPoolExecutor(count) as pool:
@@ -290,7 +294,7 @@ def main() -> int:
     parser.add_argument("--in-flight", type=int, default=4, help="programs dispatched at once")
     parser.add_argument("--times", type=int, default=2, help="executions of each program")
     parser.add_argument("--repeat", type=int, default=1, help="inputs that an execution scans")
-    parser.add_argument("--threads", type=int, default=1, help="threads, each on some devices")
+    parser.add_argument("--threads", type=int, default=1, help="2: one for each local device")
     numbers = lambda text: [int(number) for number in text.split(",") if number]  # noqa: E731
     parser.add_argument("--keep", type=numbers, help="0,2: only these steps of each program")
     options = parser.parse_args()
