@@ -73,6 +73,12 @@ def test_an_older_nccl_is_told_from_one_that_is_slow() -> None:
         ras_port.ask(port.address, 5)
 
 
+def test_no_more_lines_are_dropped_than_commands_were_sent() -> None:
+    """Each is dropped by a copy of all that follows: millions of lines would take hours."""
+    assert ras_port._json(b"OK\nERROR: no\n{}") == b"{}"
+    assert ras_port._json(5 * b"OK\n") == 3 * b"OK\n"
+
+
 def test_nobody_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -208,6 +214,7 @@ def test_512_ranks() -> None:
         even().replace(b'"pid": 101', b'"pid": "me"'),
         even().replace(b'"AllReduce": 4', b'"AllReduce": [4]'),
         even().replace(b'"AllReduce": 4', b'"AllReduce": ' + 9000 * b"9"),
+        even().replace(b'"pid": 101', b'"pid": 1e999'),
         100_000 * b"[",
         b"\xff\xfe\x00",
     ],

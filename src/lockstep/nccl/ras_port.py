@@ -20,6 +20,8 @@ MAX_BYTES = 32 << 20
 """512 ranks of one communicator answer with 1.2 MB."""
 _GREETING = b"CLIENT PROTOCOL 2\n"
 _HELLO = b"SERVER PROTOCOL "
+_COMMANDS = ("SET FORMAT json\n", "TIMEOUT {}\n")
+"""NCCL acknowledges each by a line, which comes before the answer to STATUS."""
 _HELLO_SECONDS = 1.0
 _ATTEMPTS = 6
 """All processes of a host share the port, so Linux may choose one that is stopped: try again."""
@@ -55,7 +57,7 @@ def ask(where: tuple[str, int], seconds: float) -> bytes:
                 connection.sendall(_GREETING)
                 _greeted(connection, min(end, time.monotonic() + _HELLO_SECONDS))
                 wait = max(1, int(left / 2))
-                connection.sendall(f"SET FORMAT json\nTIMEOUT {wait}\nSTATUS\n".encode())
+                connection.sendall("".join((*_COMMANDS, "STATUS\n")).format(wait).encode())
                 return _json(_until_end(connection, end))
         except OSError as failure:
             error = failure
@@ -100,7 +102,9 @@ def _received(connection: socket.socket, end: float, most: int) -> bytes:
 
 def _json(answer: bytes) -> bytes:
     """The answer without the lines that acknowledge the commands before."""
-    while answer.startswith((b"OK\n", b"ERROR")):
+    for _ in _COMMANDS:
+        if not answer.startswith((b"OK\n", b"ERROR")):
+            break
         line, _, answer = answer.partition(b"\n")
         if line.startswith(b"ERROR: Unknown command SET FORMAT"):
             raise Unsupported("NCCL before 2.28.7 answers in no JSON")

@@ -60,7 +60,7 @@ def parse(answer: bytes) -> tuple[Communicator, ...]:
     try:
         found = json.loads(_NO_COMMA.sub(rb"\1,\2", answer))
         return tuple(_communicator(each) for each in found["communicators"])
-    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no answer of NCCL's RAS: {error!r}") from error
 
 
