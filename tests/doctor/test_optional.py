@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
+from typing import Any
 
 import pytest
 
 from lockstep.doctor import optional
+from lockstep.system import subprocess_output
 from lockstep.system.subprocess_output import said_by
 
 NOTHING = optional.OptionalFacts((), None, "", (), {}, "0.10.2")
@@ -124,3 +128,15 @@ def test_which_distributions_are_plug_ins() -> None:
 def test_a_command_that_fails_says_nothing() -> None:
     assert said_by("/nonexistent/mpiexec", "--version") == ""
     assert said_by("false") == ""
+
+
+def test_a_command_that_no_signal_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nvidia-smi, where NVIDIA's driver hangs: it waits in the kernel."""
+    left: list[Any] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+    monkeypatch.setattr(subprocess_output, "PROBE_SECONDS", 0.1)
+    assert said_by("sleep", "20") == ""
+    [process] = left
+    assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -277,6 +278,19 @@ def test_a_driver_in_trouble_is_a_finding(
     assert words in known.problem
     assert known.is_late == is_late
     assert gpu_checks.findings(known)[0].status == (WARNING if is_late else PROBLEM)
+
+
+def test_a_driver_that_no_signal_reaches_is_not_waited_for(
+    nvml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Any] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+    monkeypatch.setenv("NVML_STAND_IN", json.dumps({"hangs": True}))
+    assert devices.ask(1).is_late
+    [process] = left
+    assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
 
 
 SMI = """#!/bin/sh

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.system import subprocess_output
 from lockstep.system.interfaces import interfaces
 from lockstep.system.subprocess_output import said_by
 
@@ -89,10 +90,7 @@ def ask(seconds: float) -> GpuFacts:
     """What this host has, read by another process in so many seconds. Raises nothing."""
     command = [sys.executable, "-P", "-m", "lockstep.nccl.devices"]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
-        )
-        return GpuFacts.from_json(json.loads(done.stdout))
+        return GpuFacts.from_json(json.loads(subprocess_output.run(command, seconds).stdout))
     except subprocess.TimeoutExpired:
         late = f"NVIDIA's driver has not answered within {seconds:g} s"
         return GpuFacts(problem=late, is_late=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lockstep._errors import ConfigError
 from lockstep._words import counted
+from lockstep.system import subprocess_output
 
 _CHOICE = "JAX_LOCAL_DEVICE_IDS"
 """What `jax.distributed.initialize` takes for ``local_device_ids`` where that is not given."""
@@ -82,10 +83,9 @@ def _said_by_smi() -> str:
     if smi is None:
         return ""
     try:
-        done = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=_SMI_SECONDS)
+        return subprocess_output.run([smi, "-L"], _SMI_SECONDS).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
 
 
 def are_own(processes: int, each: int | None, there: int, environ: Mapping[str, str]) -> bool:
