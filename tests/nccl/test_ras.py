@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockstep.flight_recorder.format import ProcessRecord
+from lockstep.job import topology
 from lockstep.nccl import ras_port, ras_report
 from lockstep.nccl.ras_polls import NEEDED, RasPolls
+from lockstep.watchdog import store_watch
 from lockstep.watchdog.library_counts import Lag, Place
+from lockstep.watchdog.store_watch import Source, Watch
 from nccl.ras_stand_in import RasPort, answer, missing, rank, sends, slowly
 from support import wait_until
 
@@ -262,3 +268,23 @@ def test_polls_leave_another_service_alone() -> None:
         polls.end()
         polls.begin()
         assert port.connections == 1
+
+
+def test_polls_end_with_the_watch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store_watch, "_POLL_SECONDS", 0.01)
+    polls = RasPolls(even, pause=0.02)
+
+    def read(_: int | None) -> ProcessRecord:
+        polls.begin()  # something stands still
+        raise OSError("the record cannot be read")
+
+    nowhere: Any = None
+    own = topology.this_process(0, None, "", 0)
+    Watch(nowhere, own, 1, Source("NCCL", read, counts=polls), None).run()
+    assert "the record cannot be read" in capsys.readouterr().err
+    wait_until(
+        lambda: "lockstep-ras" not in {each.name for each in threading.enumerate()},
+        "the end of the polls",
+    )

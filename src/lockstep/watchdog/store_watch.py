@@ -102,13 +102,15 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         self._questions.publish_place()
-        while not self._over.wait(_POLL_SECONDS):
-            try:
+        try:
+            while not self._over.wait(_POLL_SECONDS):
                 self._poll()
-            except Exception as error:
-                if not self._over.is_set():
-                    self._report(error)
-                return
+        except Exception as error:
+            if not self._over.is_set():
+                self._report(error)
+        finally:
+            if self._source.counts:
+                self._source.counts.end()
 
     def stop(self) -> None:
         """Ends the watch; what this process leaves behind answers all later questions.
