@@ -113,7 +113,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         {"packages": packages(nvidia_nccl_cu13="2.25.1")},
         "NCCL",
         WARNING,
-        "by the order of two threads (mended in 2.28.9, https://github.com/NVIDIA/nccl/releases/tag/"
+        "by the order of two threads (fixed in 2.28.9, https://github.com/NVIDIA/nccl/releases/tag/"
         "v2.28.9-1), and 1 more; Lockstep records no collectives of it, but launches",
         "nvidia-nccl-cu13",
     ),

@@ -95,7 +95,7 @@ def check_nccl(facts: GpuFacts) -> Finding | None:
         first = hangs[0]
         more = f", and {len(hangs) - 1} more" if hangs[1:] else ""
         fixed = ".".join(map(str, first.before))
-        what = f"{version} may hang: {first.what} (mended in {fixed}, {first.source}){more}"
+        what = f"{version} may hang: {first.what} (fixed in {fixed}, {first.source}){more}"
         if not library.is_loaded_by(version):
             what += "; Lockstep records no collectives of it, but launches"
         return warning(name, what, newer)
