@@ -77,7 +77,7 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            assert os.open(os.devnull, os.O_RDWR) == number  # the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # gets this number: the lowest that is free
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))

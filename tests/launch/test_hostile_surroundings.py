@@ -49,6 +49,7 @@ WORKS = {
     "SIGPIPE ignored": (HERE, "trap '' PIPE && exec {run}"),
     "stdin and stdout closed": (HERE, "exec {run} <&- >&-"),
     "all streams closed": (HERE, "exec {run} <&- >&- 2>&-"),
+    "all streams closed, python -O": (HERE, "PYTHONOPTIMIZE=1 exec {run} <&- >&- 2>&-"),
     "a locale of ASCII": (HERE, "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 exec {run}"),
     "an unknown host name": (NAMED, "hostname nowhere.invalid && exec {run}"),
 }
