@@ -147,8 +147,10 @@ def _install_hooks() -> None:
 
 def _on_exception_of_thread(show: Callable[..., Any], args: threading.ExceptHookArgs) -> None:
     ending, error = current_job.part(_ProgramEnd), args.exc_value
-    if ending.is_ours() and isinstance(error, Exception) and ending.is_of_collective(str(error)):
-        ending.in_thread = ending.in_thread or (getattr(args.thread, "name", "?"), error)
+    with contextlib.suppress(Exception):  # the text of the program's own error may be one
+        is_ours = ending.is_ours() and isinstance(error, Exception)
+        if is_ours and ending.is_of_collective(str(error)):
+            ending.in_thread = ending.in_thread or (getattr(args.thread, "name", "?"), error)
     show(args)
 
 
