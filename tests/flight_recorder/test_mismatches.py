@@ -132,6 +132,15 @@ def test_threads_that_python_named_by_the_order_of_their_start() -> None:
     assert (patterns(found), is_of_threads(found)) == ([Pattern.THREADS], True)
 
 
+def test_one_thread_that_trains_alone_has_compiled_another_program() -> None:
+    """The main thread has only prepared the training: no order of threads is at fault."""
+    before = site(1000, line=3, name="init", thread="MainThread")
+    train = {"line": 41, "name": "step", "thread": "Thread-1 (train)"}
+    sites = {p: (before, site(program, **train)) for p, program in enumerate((FAR, 2 * FAR))}
+    plans = ([*steps(1), Step(0, FAR)], [*steps(1), Step(0, 2 * FAR)])
+    assert patterns(diagnose(job(*plans, sites=sites).snapshot())) == [Pattern.RETRACED]
+
+
 def test_processes_with_one_thread_each_of_another_name_have_another_fault() -> None:
     found = diagnose(job(steps(4), [Step(0, FAR)], sites=THREADS).snapshot())
     assert Pattern.THREADS not in patterns(found)

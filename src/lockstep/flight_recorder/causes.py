@@ -22,6 +22,7 @@ from lockstep.flight_recorder.wait_graph import Wait
 
 _LATEST = 64
 """This many of a process's latest calls are searched for several threads."""
+_NUMBERED = re.compile(r"Thread-\d")
 
 
 class Pattern(enum.Enum):
@@ -113,16 +114,21 @@ def _of_threads(
     """Calls from two threads of one process: JAX does not order them alike in all processes."""
     if len(mine.threads) != 1 or len(theirs.threads) != 1:
         return None
-    if mine.threads == theirs.threads and not _named_by_python(mine):
+    is_same_name = mine.threads == theirs.threads
+    if is_same_name and not _named_by_python(mine):
         return None
+
+    def are_several(names: set[str]) -> bool:
+        # Two threads that have one name are told by a further one of such a name.
+        return len({n for n in names if _NUMBERED.match(n)} if is_same_name else names) > 1
 
     def several(process: int, entry: Entry) -> bool:
         track = _track(history, process, entry)
         last = [e for e in track.entries if e.number <= entry.number][-_LATEST:]
-        return len({t for e in last for t in calls.of(track, e).threads}) > 1
+        return are_several({t for e in last for t in calls.of(track, e).threads})
 
     def have_programs(process: int) -> bool:
-        return len({s.thread for s in history.run.processes[process].sites if s.thread}) > 1
+        return are_several({s.thread for s in history.run.processes[process].sites if s.thread})
 
     # A thread that has a name of its own may have called once, long before.
     is_sure = all(map(_named_by_python, (mine, theirs)))
@@ -134,7 +140,7 @@ def _of_threads(
 
 def _named_by_python(call: Call) -> bool:
     """``Thread-1 (work)`` only says that this thread was started first."""
-    return all(re.match(r"Thread-\d", name) for name in call.threads)
+    return all(map(_NUMBERED.match, call.threads))
 
 
 def _of_arguments(
