@@ -253,6 +253,24 @@ def test_an_executable_has_one_identity_wherever_its_lines_are() -> None:
     assert identity(b"a", "") != identity(b"b", "")
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("--xla_dump_to=/p0 --xla_gpu_dump_autotune_results_to=/p0/a", ""),
+        ("--xla_gpu_cuda_data_dir=/usr/local/cuda-12 --xla_gpu_kernel_cache_file=/p0/k", ""),
+        ("--xla_gpu_per_fusion_autotune_cache_dir=/p0 --xla_detailed_logging=true", ""),
+        ("--xla_b=1 --xla_a=thread", "--xla_a=thread --xla_b=1"),
+        ("--xla_disable_hlo_passes=logistic-expander",) * 2,
+    ],
+)
+def test_flags_that_change_what_is_computed(
+    monkeypatch: pytest.MonkeyPatch, given: str, kept: str
+) -> None:
+    """Those are told by their names: a path, or a list of passes, may have any word."""
+    monkeypatch.setenv("XLA_FLAGS", given)
+    assert compilations.flags.__wrapped__() == kept
+
+
 def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> None:
     own = record()
     step = function(own, b"step")

@@ -37,8 +37,12 @@ _MAX_KEPT = 1 << 26
 _MAX_UNPACKED = 1 << 26
 _MAX_PACKED = 1 << 22
 """Bytes of a module that are packed: a longer one has large constants."""
-_HARMLESS = re.compile(r"--xla_(dump|force_host_platform_device_count)|timeout|thread|verbos|log")
-"""Flags of XLA that do not change what a program computes."""
+_HARMLESS = re.compile(
+    "dump|_log|verbos|timeout|thread|compilation_parallelism|force_host_platform_device_count|"
+    "cache|load_autotune_results|cuda_data_dir"
+)
+"""Names of flags that do not change what a program computes. Each process chooses the fastest
+kernels by itself also without files of such choices, which may have another path on each host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +214,7 @@ def _digest(data: bytes) -> str:
 def flags() -> str:
     """``XLA_FLAGS``, without those that change nothing in what is computed: XLA reads them once."""
     given = os.environ.get("XLA_FLAGS", "").split()
-    return " ".join(sorted(flag for flag in given if not _HARMLESS.search(flag)))
+    return " ".join(sorted(f for f in given if not _HARMLESS.search(f.partition("=")[0])))
 
 
 def current() -> tuple[float, Program] | None:
