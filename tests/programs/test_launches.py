@@ -167,7 +167,17 @@ def test_of_several_programs_the_arguments_choose(programs: Any) -> None:
     assert entries(own)[-1][1] == 0
 
 
-@pytest.mark.parametrize("static", [np.float64, SimpleNamespace(shape=(3,)), "sum", object()])
+class Unbuilt:
+    """A static argument that has no shape yet, and says so by an error of its own."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise RuntimeError("not built yet")
+
+
+@pytest.mark.parametrize(
+    "static", [np.float64, SimpleNamespace(shape=(3,)), Unbuilt(), "sum", object()]
+)
 def test_a_static_argument_may_have_a_shape(programs: Any, static: Any) -> None:
     own = record()
     both = function(own, b"step", b"wide")

@@ -6,6 +6,7 @@ where JAX makes the fast path for a kind of arguments (`Functions.learn`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Sequence
@@ -160,10 +161,12 @@ def _signature(args: Any, kwargs: Any) -> _Signature:
 
 
 def _kind(leaf: Any) -> Any:
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-    if not isinstance(shape, tuple) or dtype is None:  # a static argument may have one of them
-        return type(leaf)
-    return shape, dtype, getattr(leaf, "sharding", None), getattr(leaf, "weak_type", 0)
+    # A static argument may have one of them alone, or raise what it likes.
+    with contextlib.suppress(Exception):
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+        if isinstance(shape, tuple) and dtype is not None:
+            return shape, dtype, getattr(leaf, "sharding", None), getattr(leaf, "weak_type", 0)
+    return type(leaf)
 
 
 def _devices_of(results: Any) -> frozenset[int]:
