@@ -204,6 +204,21 @@ def test_a_launch_of_another_thread_is_as_sure_as_one_of_the_main_thread(program
     assert run in own.programs()
 
 
+def test_of_what_stays_in_a_process_the_main_threads_launches_are_recorded(
+    programs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads may launch such programs in another order on each process."""
+    own, text = record(), " %a = f32[] all-reduce(%x), replica_groups={{0,1},{2,3}}"
+    monkeypatch.setattr(_jax_compat, "text_of_executable", lambda _: text)
+    step = function(own, b"step")
+    thread = threading.Thread(target=fast, args=(own, step))
+    thread.start()
+    thread.join()
+    assert entries(own) == []
+    fast(own, step)
+    assert [number for number, _, _ in entries(own)] == [0]
+
+
 def test_a_program_has_the_thread_that_launched_it_first(programs: Any) -> None:
     own = record()
     thread = threading.Thread(target=function, args=(own, b"step"), name="prefetch")
@@ -442,7 +457,7 @@ def test_a_program_in_the_place_of_a_freed_one_is_not_taken_for_it() -> None:
 
     functions, one = jitted.Functions(), Compiled()
     program = Program("jit_step", "train.py:3", "ab", (0, 1), "", b"")
-    launched = jitted.Launched(program, 7, 5, (0, 1), frozenset({0, 1}), b"", b"", b"")
+    launched = jitted.Launched(program, 7, 5, (0, 1), frozenset({0, 1}), b"", b"", b"", True)
     functions.learn(one, launched, (), {})
     assert functions.launched_by(one, (), {}, ()) == (launched, True)
     place = id(one)

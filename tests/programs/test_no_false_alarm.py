@@ -70,6 +70,45 @@ def test_programs_on_the_devices_of_one_process(collectives: str) -> None:
     assert_nothing_said(result)
 
 
+TWO_THREADS = """
+import random, threading, time
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+count, each = jax.process_count(), jax.local_device_count()
+mesh = jax.make_mesh((count, each), ("process", "own"), axis_types=(AxisType.Auto,) * 2)
+sharding = NamedSharding(mesh, P("process", "own"))
+x = jax.make_array_from_process_local_data(sharding, np.ones((1, each), np.float32))
+
+def total(axes, out):
+    summed = lambda x: jax.lax.psum(x, axes)
+    return jax.jit(jax.shard_map(summed, mesh=mesh, in_specs=P("process", "own"), out_specs=out))
+
+def work(call, value, pause):
+    for _ in range(100):
+        y = call(x)
+        time.sleep(0.01 * pause.random())
+        assert float(np.asarray(y.addressable_data(0)).item()) == value
+
+pauses = [random.Random(2 * jax.process_index() + i) for i in range(2)]
+own = total("own", P("process"))
+thread = threading.Thread(target=work, args=(own, each, pauses[0]))
+thread.start()
+work(total(("process", "own"), P()), count * each, pauses[1])
+thread.join()
+print("right")
+"""
+
+
+def test_a_thread_whose_collectives_stay_in_its_process() -> None:
+    """Such programs are on all devices, and a thread may launch them at any time."""
+    result = run_lockstep(GLOO, TWO_THREADS, n=2, d=2, timeout=120, forked=True)
+    assert result.stdout.count("right") == 2, result
+    assert_nothing_said(result)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("example", EXAMPLES_ALONE)
 def test_an_example(example: str) -> None:

@@ -35,6 +35,8 @@ class Launched:
     unknown: bytes
     """The head of its entries, where it is sure that this program was launched, and where not."""
     tail: bytes
+    crosses: bool
+    """Whether a collective takes part of several processes, or may."""
 
 
 _Signature = tuple[Any, ...]

@@ -28,6 +28,7 @@ from lockstep.flight_recorder.format import Op, ProcessRecord, Ring, State
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations
 from lockstep.programs.compilations import Program
+from lockstep.programs.crossing import crosses_processes
 from lockstep.programs.jitted import Functions, Launched
 
 _HEAD = struct.Struct("<QqqQQ")
@@ -41,7 +42,7 @@ _COUNT = struct.Struct("<Q")
 # Each launch uses these: a name of this module is found sooner than a name in another one.
 _ENTRIES, _ENTRY_BYTES, _WRITTEN_AT = format.ENTRIES, format.ENTRY_BYTES, format.RINGS_AT
 _pack, _pack_count = _ENTRY.pack_into, _COUNT.pack_into
-_now = time.monotonic_ns
+_now, _thread = time.monotonic_ns, threading.get_ident
 _LAUNCHED = int(Op.PROGRAM) | State.DONE << 24
 """Operation, dtype, reduction and state, a byte each."""
 _IN_FLIGHT = int(Op.PROGRAM) | State.ENTERED << 24
@@ -143,7 +144,9 @@ class Record:
                     thread=threading.current_thread().name,
                     arguments=hlo_text.arguments(text),
                 )
-                self._launched[key] = launched = self._new(program)
+                processes = [self._owner[device] for device in program.devices]
+                crosses = crosses_processes(text, processes)
+                self._launched[key] = launched = self._new(program, crosses)
                 self.new_sites(sites_of({launched.run_id: program}))
                 self.new_program(program, text)
         return self._launched[key]
@@ -163,7 +166,7 @@ class Record:
         ]
         return fitting[-1] if len({program.devices for program in fitting}) == 1 else None
 
-    def _new(self, program: Program) -> Launched:
+    def _new(self, program: Program, crosses: bool) -> Launched:
         run_id = int.from_bytes(bytes.fromhex(program.key)[:4], "little") % _RUN_IDS or 1
         clique = _hash(sorted(program.devices))
         members = _representatives(program.devices, self._owner)
@@ -173,7 +176,7 @@ class Record:
         known, unknown = (_HEAD.pack(clique, *ids, 0, 0) for ids in ((run_id, 1), (0, 0)))
         tail = _TAIL.pack(members.index(self._own), -1, 0, *[0] * format.LISTED_TARGETS, 0)
         devices = frozenset(program.devices)
-        return Launched(program, run_id, clique, members, devices, known, unknown, tail)
+        return Launched(program, run_id, clique, members, devices, known, unknown, tail, crosses)
 
     def _write_clique(self, clique: int, members: Sequence[int]) -> None:
         words = struct.pack(
@@ -186,7 +189,10 @@ class Record:
             struct.pack_into("<I", self._map, format.STATE_AT + 4, self._clique_words)
 
     def _add(self, launched: Launched, is_sure: bool = True, kind: int = _LAUNCHED) -> None:
-        # That of any thread: a program that orders its threads records them in that order.
+        # Threads record their launches in the order that the program gives them. It need not order
+        # what waits for no other process.
+        if not launched.crosses and kind == _LAUNCHED and _thread() != self._main:
+            return
         head = launched.known if is_sure else launched.unknown
         with self._lock:
             if self._guess is not None:
