@@ -148,8 +148,9 @@ def _install_hooks() -> None:
 def _on_exception_of_thread(show: Callable[..., Any], args: threading.ExceptHookArgs) -> None:
     ending, error = current_job.part(_ProgramEnd), args.exc_value
     with contextlib.suppress(Exception):  # the text of the program's own error may be one
-        is_ours = ending.is_ours() and isinstance(error, Exception)
-        if is_ours and ending.is_of_collective(str(error)):
+        if not ending.is_ours() or not isinstance(error, Exception):
+            pass
+        elif ending.is_of_collective(str(error)):
             ending.in_thread = ending.in_thread or (getattr(args.thread, "name", "?"), error)
     show(args)
 
@@ -274,7 +275,7 @@ def _patience(ending: _ProgramEnd) -> Callable[[list[Exception]], bool]:
     It ends the wait soon after a collective has failed, and prints a line where the wait is long.
     """
     started = time.monotonic()
-    failed_at = started if ending.raised else None
+    failed_at = started if ending.raised or ending.in_thread else None
     limit = _config.current().collective_timeout
 
     def stop(failures: list[Exception]) -> bool:
