@@ -92,7 +92,7 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& 
         ++polls_at_left > kPollsAtLeft)
       return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;
     if (limits.deadline.passed()) return WaitResult::kDeadline;
-    // As often as a sleep without work would, at first.
+    // The watchdog is notified as often as a sleep without work would end, and rarely later.
     if (const auto now = Clock::now(); limits.wake_up != nullptr && now >= notify_at) {
       limits.wake_up->notify();
       notify_at = now + (now < notify_rarely_from ? kMaxSleep : kRarely);

@@ -36,7 +36,7 @@ NCCL = "nccl"
 """On GPUs, with Lockstep's recorder."""
 IMPLEMENTATIONS = (*COLLECTIVES, PLAIN, XLA, UNRECORDED, STRICT, NCCL)
 ON_GPUS = (NCCL, UNRECORDED, STRICT, XLA)
-"""Those that ``--platform cuda`` can have: NCCL moves the data, also inside one process."""
+"""The implementations on GPUs: NCCL moves the data, also inside one process."""
 _SETTINGS = {
     PLAIN: {"LOCKSTEP_ENCRYPTION": "0"},
     UNRECORDED: {"LOCKSTEP_RECORD": "0"},

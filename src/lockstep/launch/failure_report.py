@@ -211,16 +211,16 @@ def _headline_alone(
     text = _first(first, alike(first, endings), count, most) + _who_had_left(first, endings)
     if _HAS_LINE.search(text) or not (second := _second_line(first)):
         return text
-    # Who has not arrived stands in `second`.
+    # `second` names the processes that have not arrived.
     return second + _DEADLINE.sub(rf"failed: it \1{_code(first)}", text)
 
 
 def _with_place_of(table: str, text: str, first: EndedProcess) -> str:
     """``text`` with what the headline of the records says after how the first process ended."""
     how = manner(first)
-    who, is_known, rest = table.partition("\n")[0].partition(how)
-    known = is_known and who.startswith(f"process {first.process_id} (")
-    return text.replace(how, how + rest, 1) if known else text
+    subject, found, rest = table.partition("\n")[0].partition(how)
+    is_of_first = found and subject.startswith(f"process {first.process_id} (")
+    return text.replace(how, how + rest, 1) if is_of_first else text
 
 
 def _second_line(first: EndedProcess) -> str:

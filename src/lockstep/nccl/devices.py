@@ -43,7 +43,7 @@ class Gpu:
     mode: str = "Default"
     capability: tuple[int, ...] = ()
     processes: tuple[int, ...] = ()
-    """Those of this container that compute on it."""
+    """The processes of this container that compute on it."""
 
 
 @dataclasses.dataclass(frozen=True)

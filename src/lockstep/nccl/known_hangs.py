@@ -61,7 +61,7 @@ def numbers(version: str) -> tuple[int, int, int]:
 
 
 def of(version: str, machine: str, gpus: str) -> list[KnownHang]:
-    """Those that this version of NCCL may have here; ``gpus``: their names."""
+    """The hangs that this version of NCCL may have here; ``gpus``: their names."""
     own = numbers(version)
     if own == (0, 0, 0):
         return []

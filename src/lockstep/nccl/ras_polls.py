@@ -45,7 +45,11 @@ class RasPolls:
             self._over, self._asked = threading.Event(), 0
             self._answers = collections.deque(maxlen=_KEPT)
             run = (self._over, self._answers)
-            threading.Thread(target=self._poll, args=run, name="lockstep-ras", daemon=True).start()
+            poll = threading.Thread(target=self._poll, args=run, name="lockstep-ras", daemon=True)
+            try:
+                poll.start()
+            except RuntimeError:  # no thread is left: the launches alone are judged
+                self._can_answer = False
 
     def end(self) -> None:
         self._over.set()

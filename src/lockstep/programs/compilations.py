@@ -66,7 +66,7 @@ class Program:
     thread: str = ""
     """The name of the thread that launched it first; "": not known."""
     arguments: tuple[str, ...] = ()
-    """Those of each device, ``x: f32[100,8]``, once it was launched; (): not known."""
+    """The arguments of each device, ``x: f32[100,8]``, once it was launched; (): not known."""
 
     @functools.cached_property
     def key(self) -> str:

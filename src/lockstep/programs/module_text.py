@@ -105,7 +105,7 @@ def operations(text: str) -> list[Operation]:
 class _Printed:
     text: str
     chain: tuple[hlo_text.Frame, ...]
-    """Where it was traced, the innermost frame first."""
+    """The lines at which it was traced, the innermost frame first."""
     inside: _Printed | None = None
     """The operation of which it is a part of the reduction."""
 

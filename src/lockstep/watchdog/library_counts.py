@@ -1,7 +1,7 @@
 """What a library of collectives says of how far each process is, beside Lockstep's records. Pure.
 
-A library that counts the collectives of all processes knows who lags also where the processes
-have launched the same programs, in which one of them stays behind.
+A process may stay behind inside of a program that all have launched: then the launches are equal,
+and a library that counts the collectives of each process (NCCL) still knows which one lags.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MOST_LATER = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a process of the job runs."""
+    """The host and pid of a process of the job."""
 
     pid: int
     addresses: tuple[str, ...] = ()
-    """Those of its host."""
+    """The addresses of its host."""
 
     @classmethod
     def from_json(cls, found: Mapping[str, object]) -> Place:

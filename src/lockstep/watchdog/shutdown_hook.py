@@ -148,10 +148,9 @@ def _install_hooks() -> None:
 def _on_exception_of_thread(show: Callable[..., Any], args: threading.ExceptHookArgs) -> None:
     ending, error = current_job.part(_ProgramEnd), args.exc_value
     with contextlib.suppress(Exception):  # the text of the program's own error may be one
-        if not ending.is_ours() or not isinstance(error, Exception):
-            pass
-        elif ending.is_of_collective(str(error)):
-            ending.in_thread = ending.in_thread or (getattr(args.thread, "name", "?"), error)
+        is_own = ending.is_ours() and ending.is_of_collective(str(error))
+        if is_own and isinstance(error, Exception) and ending.in_thread is None:
+            ending.in_thread = getattr(args.thread, "name", "?"), error
     show(args)
 
 

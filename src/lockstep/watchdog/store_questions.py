@@ -51,8 +51,8 @@ class Questions:
 
     def publish_place(self) -> None:
         place = {"pid": self._own.pid, "host": self._own.host_id, "label": self._own.label}
-        place["addresses"] = sorted({each.address for each in interfaces()})
         with contextlib.suppress(Exception):
+            place["addresses"] = sorted({each.address for each in interfaces()})
             self._store.put(f"{_PLACES}/{self._own.process}", place, overwrite=True)
 
     def publish_verdict(self, text: str) -> None:
@@ -105,7 +105,7 @@ class Questions:
         return found, verdict
 
     def places(self) -> dict[int, Place]:
-        """Where each process runs, as far as they have said it."""
+        """The host and pid of each process that has published them."""
         return {int(n): Place.from_json(own) for n, own in self._store.values(_PLACES).items()}
 
     def absent(self, states: Mapping[int, ProcessState]) -> dict[int, Missing]:
