@@ -288,3 +288,16 @@ def test_polls_end_with_the_watch(
         lambda: "lockstep-ras" not in {each.name for each in threading.enumerate()},
         "the end of the polls",
     )
+
+
+def test_polls_without_a_thread_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch goes on, and judges the launches alone."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    polls = RasPolls(even)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    polls.begin()
+    assert polls.is_settled
+    assert polls.lag(PLACES) is None

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(TESTS))  # the imports below are found from here on
 
 import ssh_hosts  # noqa: E402
 import ucx  # noqa: E402

@@ -287,6 +287,10 @@ def in_threads(seeds: Sequence[int], devices: list[Any], options: argparse.Names
         return sum(tallies, Tally())
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -295,8 +299,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=2, help="executions of each program")
     parser.add_argument("--repeat", type=int, default=1, help="inputs that an execution scans")
     parser.add_argument("--threads", type=int, default=1, help="2: one for each local device")
-    numbers = lambda text: [int(number) for number in text.split(",") if number]  # noqa: E731
-    parser.add_argument("--keep", type=numbers, help="0,2: only these steps of each program")
+    parser.add_argument("--keep", type=_numbers, help="0,2: only these steps of each program")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if "LOCKSTEP_NUM_PROCESSES" in os.environ:
