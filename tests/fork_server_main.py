@@ -49,6 +49,7 @@ _ready: dict[str, Any] = {}
 
 def _serve(requests: socket.socket) -> None:
     before = dict(os.environ)
+    from lockstep.bootstrap import late_imports
     from lockstep.launch import worker_command
     from lockstep.processes import process_start, program
 
@@ -57,6 +58,7 @@ def _serve(requests: socket.socket) -> None:
     added_to_path = _python_path(before)
     _ready["path"] = [folder for folder in sys.path if folder not in added_to_path]
     _ready.update(of_jax=_settings_of_jax(), environ=before)
+    late_imports.import_all()
     _ready["added"] = {name: os.environ[name] for name in os.environ.keys() - before.keys()}
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
     requests.set_inheritable(False)

@@ -224,6 +224,15 @@ def test_jax_works_and_numbers_are_drawn_as_without(collectives: str) -> None:
     assert len({lines[-1] for lines in result.by_process.values()}) == 2
 
 
+@pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
+def test_a_fork_imports_no_more_of_lockstep(collectives: str) -> None:
+    program = JAX.format(before="import sys; before = set(sys.modules)")
+    program += "print([name for name in sys.modules.keys() - before if 'lockstep' in name])"
+    options = ["--preload", "jax", "--collectives", collectives]
+    result = run_lockstep(options, program, timeout=90, forked=False)
+    assert [lines[-1] for lines in result.by_process.values()] == ["[]"] * 2
+
+
 def test_a_variable_that_jax_has_read_already_is_an_error() -> None:
     before = "os.environ['JAX_NUM_CPU_DEVICES'] = '2'; os.environ['JAX_ENABLE_X64'] = '1'"
     options = ["--preload", "jax"]

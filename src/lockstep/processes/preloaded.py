@@ -35,6 +35,7 @@ from typing import Any
 from lockstep import _config, _jax_compat
 from lockstep._errors import ConfigError
 from lockstep._words import counted
+from lockstep.bootstrap import late_imports
 from lockstep.processes import child_main, user_program
 from lockstep.system import process_tree
 
@@ -102,6 +103,8 @@ def _import(modules: Sequence[str], program: Sequence[str]) -> _Imported | str:
                 return _why_not(name, error)
             if why := _not_to_be_forked():
                 return f"importing {name} {why}. Leave it out, so that each process imports it."
+    if "jax" in sys.modules:
+        late_imports.import_all()
     if os.getcwd() != folder:
         return f"importing {', '.join(modules)} has changed the directory. Leave it out."
     sys.argv[:] = words
