@@ -61,6 +61,7 @@ def over_gloo() -> Iterator[BenchJob]:
         yield job
 
 
+@pytest.mark.full
 def test_each_collective_is_measured_by_the_programs_for_gpus(over_gloo: BenchJob) -> None:
     runner = Runner(
         Jobs(lambda _: over_gloo), ("nccl",), 2, 60.0, 1 << 40, copies=False, on_gpus=True

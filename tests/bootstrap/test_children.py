@@ -76,6 +76,7 @@ def test_a_child_by_multiprocessing(how: str, imports: str) -> None:
     assert f"{'gloo' if late else 'mpi'} 2.0" in result.stdout.splitlines()[-1], result
 
 
+@pytest.mark.full
 def test_a_spawned_child_that_imports_jax_first_joins_no_job() -> None:
     """It would run on gloo, in the clear, while its parent's program has a key."""
     joins = "import jax, lockstep\nlockstep.initialize('127.0.0.1:1', 2, 0)"
@@ -182,6 +183,7 @@ def test_a_child_that_imports_the_main_file_again_cannot_join(how: str) -> None:
     assert 'under `if __name__ == "__main__":`' in said[0]
 
 
+@pytest.mark.full
 def test_a_child_that_imports_lockstep_again_is_told_what_it_is() -> None:
     program = AGAIN.format(how="spawn").replace("import jax", "import lockstep, jax")
     result = run_lockstep([], program, n=1, timeout=90)

@@ -58,7 +58,7 @@ def test_the_service_listens_on_loopback_and_refuses_peers_without_the_key(tmp_p
     key.touch(0o600)
     key.write_text(secrets.token_hex(32))
     env = {"LOCKSTEP_KEY_FILE": str(key)}
-    result = run_lockstep([], f"HAS_TLS = {HAS_TLS}\n{LISTENS}", env=env, timeout=100)
+    result = run_lockstep([], f"HAS_TLS = {HAS_TLS}\n{LISTENS}", env=env, timeout=100, forked=True)
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     for process in (0, 1):
         lines = result.by_process[process]
@@ -157,7 +157,9 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
 import jax
 jax.distributed.initialize()
 """
-    result = run_lockstep(["--start-timeout", "2"], program, timeout=60, expect_status=1)
+    result = run_lockstep(
+        ["--start-timeout", "2"], program, timeout=60, expect_status=1, forked=True
+    )
     assert "process 1 (which ended (exit code 0)) did not join the job" in str(result), result
 
 
@@ -186,7 +188,7 @@ sys.exit(40)
 
 
 def test_a_service_that_is_killed_is_an_exception_in_every_process() -> None:
-    result = run_lockstep(["--grace", "30"], KILLED, timeout=100, expect_status=40)
+    result = run_lockstep(["--grace", "30"], KILLED, timeout=100, expect_status=40, forked=True)
     for process in (0, 1):
         lines = result.by_process[process]
         caught = [line for line in lines if line.startswith("caught")]
@@ -219,7 +221,7 @@ client = _jax_compat.distributed_client()
 client.key_value_set("left", "behind")
 print(client.blocking_key_value_get("left", 10_000))
 """
-    result = run_lockstep([], program, timeout=60)
+    result = run_lockstep([], program, timeout=60, forked=True)
     assert result.by_process[0] == ["listens True"], result
     assert result.by_process[1] == ["listens True", "listens False", "behind"], result
 
@@ -241,7 +243,7 @@ try:
 except lockstep.InitializationError as error:
     print(error)
 """
-    result = run_lockstep([], program, timeout=60)
+    result = run_lockstep([], program, timeout=60, forked=True)
     for process in (0, 1):
         assert "has lost JAX's coordination service" in result.by_process[process][0], result
 
@@ -297,7 +299,7 @@ jax.distributed.initialize()
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
 np.zeros(len(jax.devices())).reshape(2, jax.local_device_count())
 """
-    said = run_lockstep([], program, expect_status=1).said_by_launcher
+    said = run_lockstep([], program, expect_status=1, forked=True).said_by_launcher
     first, second, *rest, last = said.splitlines()
     assert "failed first: ValueError: cannot reshape array of size 5 into shape (2," in first, said
     assert second == (

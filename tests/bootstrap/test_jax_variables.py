@@ -237,6 +237,7 @@ def test_the_worker_finds_them(names: str, join: str, tmp_path: Path) -> None:
     assert_sums(LOCKSTEP.format(["worker", str(program)]), names)
 
 
+@pytest.mark.full
 def test_a_run_on_one_machine_inside_a_pod_is_a_job_of_its_own(tmp_path: Path) -> None:
     """The program reads its place from the variables, which are those of the pod."""
     program = tmp_path / "sum.py"

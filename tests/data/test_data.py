@@ -10,8 +10,10 @@ import pytest
 
 HERE = Path(__file__).parent
 MODULES = ("data_checks", "transfer_checks")
+LONG = ("check_random_keys", "check_there_and_back")
+"""They take as much processor time as all others together: in `make full` only."""
 CHECKS = [
-    (module, name)
+    pytest.param(module, name, marks=pytest.mark.full if name in LONG else ())
     for module in MODULES
     for name in re.findall(r"^def (check_\w+)", (HERE / f"{module}.py").read_text(), re.M)
 ]

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import kubeflow_trainer_api.models as trainer
 import pytest
 import yaml
 
@@ -22,7 +21,15 @@ def document(title: str) -> dict[str, Any]:
     return yaml.safe_load(found[1])
 
 
-def test_the_runtime() -> None:
+@pytest.fixture(scope="module")
+def trainer() -> Any:
+    """The data model; it takes a quarter of the time in which pytest collects all tests."""
+    import kubeflow_trainer_api.models
+
+    return kubeflow_trainer_api.models
+
+
+def test_the_runtime(trainer: Any) -> None:
     runtime = document("runtime.yaml")
     check_model(trainer.TrainerV1alpha1TrainingRuntime, runtime)
     assert runtime["spec"]["mlPolicy"]["jax"] == {}
@@ -43,7 +50,7 @@ def test_the_runtime() -> None:
     assert f"secret generic {volume['secret']['secretName']} --from-file=key=" in PAGE
 
 
-def test_the_job() -> None:
+def test_the_job(trainer: Any) -> None:
     job = document("trainjob.yaml")
     check_model(trainer.TrainerV1alpha1TrainJob, job)
     runtime = document("runtime.yaml")
@@ -57,7 +64,7 @@ def test_the_job() -> None:
 
 
 @pytest.mark.parametrize("field", ["numNode", "commands"])
-def test_the_model_refuses_what_is_wrong(field: str) -> None:
+def test_the_model_refuses_what_is_wrong(field: str, trainer: Any) -> None:
     """So that the tests above mean something."""
     job = document("trainjob.yaml")
     job["spec"]["trainer"][field] = job["spec"]["trainer"].pop("numNodes")

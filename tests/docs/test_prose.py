@@ -39,6 +39,7 @@ def test_docstrings_are_read_too() -> None:
     assert prose.docstrings(source) == [(1, "A keeper."), (5, "Runs.")]
 
 
+@pytest.mark.full
 def test_the_pages_have_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert prose.main() == 0
     assert " pages and docstrings, and comments: " in capsys.readouterr().out

@@ -66,6 +66,7 @@ def test_a_host_without_a_key_is_an_error_on_both(hosts: Hosts, host: int) -> No
     assert_both_fail(hosts, f"without it: process {host} (pid", refused)
 
 
+@pytest.mark.full
 def test_unauthenticated_peers_hold_up_no_process_and_find_no_port_once_all_are_connected(
     hosts: Hosts,
 ) -> None:

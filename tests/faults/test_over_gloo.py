@@ -164,7 +164,7 @@ print("attempt", os.environ["LOCKSTEP_ATTEMPT"])
 def test_a_wait_that_cannot_be_interrupted_ends_and_the_job_starts_again(how: str) -> None:
     options = [*OPTIONS, "--max-restarts", "1", "--grace", "2"]
     program = PROGRAM + HANGS_ONCE
-    result = run_lockstep(options, program, n=2, d=1, program_args=[how], timeout=150)
+    result = run_lockstep(options, program, n=2, d=1, program_args=[how], timeout=150, forked=True)
     assert "(--collective-timeout). process 1 (" in result.said_by_launcher, result
     assert result.stdout.count("attempt 1") == 2
 
@@ -190,6 +190,7 @@ def test_a_wait_in_a_function_of_a_container_is_seen() -> None:
     assert "has not arrived yet; process 0 waits in its 4th: step" in headline
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("n", "d"), [(2, 2), full(3, 1)])
 def test_a_healthy_job_hears_nothing(n: int, d: int) -> None:
     result = run("none", n=n, d=d, status=0)
@@ -269,6 +270,7 @@ def ahead_of_time(how: str, at: str, folder: Path, status: int) -> Result:
         program_args=[how, str(folder / "program"), at],
         timeout=120,
         expect_status=status,
+        forked=True,
     )
 
 

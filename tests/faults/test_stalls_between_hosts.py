@@ -17,6 +17,7 @@ from support import wait_until
 pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -90,6 +90,7 @@ print("collectives:", jax.config.jax_cpu_collectives_implementation, "service:",
 """
 
 
+@pytest.mark.full
 def test_a_job_runs_on_all_slots_of_all_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     options = ["--hosts", "a:2,b,c", "--export", "GIVEN=x y", "--log-dir", str(tmp_path / "logs")]
     found = run(hosts, tmp_path, JOB, *options)

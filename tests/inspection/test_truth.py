@@ -55,6 +55,7 @@ def test_reports_equal_what_was_planned_in_one_process(job: dict[str, Any]) -> N
         assert report["memory"] == job[name]["memory"], name
 
 
+@pytest.mark.full
 def test_reports_equal_what_ran(job: dict[str, Any]) -> None:
     rows = {name: report["collectives"] for name, report in job.items()}
     assert rows["nested_loops"][0]["trips"] == [2, 3]

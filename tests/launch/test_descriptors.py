@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOFT_LIMIT = 36
 TOO_MANY = "Too many open files"
 
@@ -32,6 +34,7 @@ def test_room_for_processes() -> None:
     assert done.returncode == 0, done
 
 
+@pytest.mark.full
 def test_room_for_agents(tmp_path: Path) -> None:
     hosts = ",".join(f"host{i}" for i in range(12))
     done = lockstep("--hosts", hosts, "--ssh", fake_ssh(tmp_path))

@@ -30,7 +30,7 @@ load()
 
 @pytest.mark.parametrize("options", [[], ["--full-tracebacks"]], ids=["", "full"])
 def test_an_error_of_all_processes_is_shown_once(options: list[str]) -> None:
-    result = run_lockstep(options, RAISES, n=3, expect_status=1)
+    result = run_lockstep(options, RAISES, n=3, expect_status=1, forked=True)
     assert result.stderr.count("Traceback (most recent call last)") == 1, result
     assert result.stderr.count('raise ValueError("no data")') == 1, result
     [whole] = [i for i, lines in result.stderr_by_process.items() if len(lines) > 1]
@@ -52,7 +52,7 @@ time.sleep(0.5)
 for line in range(80):
     print("saving", line)
 """
-    said = run_lockstep([], program, expect_status=1).said_by_launcher
+    said = run_lockstep([], program, expect_status=1, forked=True).said_by_launcher
     assert "failed first: ValueError: no data (exit code 1), program.py:" in said
     assert '    raise ValueError("no data")' in said
     assert "(traceback above)" not in said
@@ -66,7 +66,7 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
 time.sleep(0.5)
 raise KeyError("weights")
 """
-    said = run_lockstep([], program, expect_status=1).said_by_launcher.splitlines()
+    said = run_lockstep([], program, expect_status=1, forked=True).said_by_launcher.splitlines()
     assert "process 1 of 2 failed first: ValueError: no data xxxxx" in said[0]
     # A long text is cut, and not the line of the program.
     start = "lockstep: process 1 of 2 failed first: ValueError: no data xxxxx y y y"
@@ -82,7 +82,9 @@ name = f"attempt_0/process_{os.environ['LOCKSTEP_PROCESS_ID']}/recorder.bin"
 pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], name).write_bytes(b"not a record")
 raise ValueError("no data")
 """
-    [line] = run_lockstep([], program, n=1, expect_status=1).said_by_launcher.splitlines()
+    [line] = run_lockstep(
+        [], program, n=1, expect_status=1, forked=True
+    ).said_by_launcher.splitlines()
     start = "lockstep: process 0 of 1 failed first: ValueError: no data (exit code 1), program.py:5"
     assert line.startswith(f"{start} (traceback above); for details: lockstep report /")
 

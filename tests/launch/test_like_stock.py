@@ -160,6 +160,7 @@ def launched(name: str, devices: int, collectives: str) -> dict[int, list[Any]]:
     return {process: _said(result.stderr_by_process.get(process, [])) for process in range(2)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "devices", "collectives"),
     [

@@ -58,7 +58,7 @@ FAILS_TWICE = "import os, sys\nsys.exit(int(os.environ['LOCKSTEP_ATTEMPT']) < 2)
 
 def test_a_run_accounts_for_its_restarts(tmp_path: Path) -> None:
     options = ["--max-restarts", "3", "--log-dir", str(tmp_path)]
-    said = run_lockstep(options, FAILS_TWICE, timeout=60).said_by_launcher
+    said = run_lockstep(options, FAILS_TWICE, timeout=60, forked=True).said_by_launcher
     assert "attempt 1 starts, " in said
     assert " lost in 2 restarts:\n" in said
     [path] = tmp_path.glob("run_*/restarts.json")
@@ -79,7 +79,7 @@ def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:
         time.sleep(int(attempt))
         raise ValueError("no data")
     """
-    with start_lockstep(["-n", "2", "--max-restarts", "1"], program) as run:
+    with start_lockstep(["-n", "2", "--max-restarts", "1"], program, forked=True) as run:
         result = run.finish(60)
         assert result.status == 1
         [path] = run.folder.glob("lockstep-failed-*/*/restarts.json")
@@ -93,6 +93,8 @@ def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:
 
 def test_a_run_without_a_restart_says_nothing_of_it(tmp_path: Path) -> None:
     options = ["--max-restarts", "3", "--log-dir", str(tmp_path)]
-    result = run_lockstep(options, "import sys; print('to stderr', file=sys.stderr)", timeout=60)
+    result = run_lockstep(
+        options, "import sys; print('to stderr', file=sys.stderr)", timeout=60, forked=True
+    )
     assert_unsaid("lost in", result.stderr)
     assert list(tmp_path.glob("run_*/restarts.json")) == []

@@ -21,7 +21,9 @@ print("attempt", attempt, flush=True)
 def test_a_job_starts_again_until_it_ends_well(tmp_path: Path) -> None:
     program = START + "if me == 1 and attempt < 2: sys.exit(5)"
     logs = tmp_path / "logs"
-    result = run_lockstep(["--max-restarts", "3", "--log-dir", str(logs)], program, timeout=60)
+    result = run_lockstep(
+        ["--max-restarts", "3", "--log-dir", str(logs)], program, timeout=60, forked=True
+    )
     assert "attempt 2" in result.by_process[0]
     assert result.said_by_launcher.count("process 1 of 2 failed first: sys.exit(5)") == 2
     assert "attempt 0 has failed; starting again (3 restarts left)" in result.said_by_launcher
@@ -35,7 +37,7 @@ def test_a_job_starts_again_until_it_ends_well(tmp_path: Path) -> None:
 def test_a_job_that_fails_too_often_ends_with_its_last_status() -> None:
     program = START + "sys.exit(10 + attempt) if me == 0 else time.sleep(100)"
     options = ["--max-restarts", "1", "--grace", "0.5"]
-    result = run_lockstep(options, program, timeout=60, expect_status=11)
+    result = run_lockstep(options, program, timeout=60, expect_status=11, forked=True)
     assert result.by_process[0] == ["attempt 0", "attempt 1"]
     # Once for each attempt, and the last line.
     assert result.said_by_launcher.count("failed first") == 3
@@ -59,10 +61,11 @@ sys.exit(os.environ["LOCKSTEP_ATTEMPT"] == "0")
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hosts", [False, full(True)])
 def test_what_an_attempt_has_compiled_the_next_one_loads(hosts: bool) -> None:
     where = ["--hosts", "localhost:2"] if hosts else []
-    result = run_lockstep([*where, "--max-restarts", "1"], COMPILES, timeout=100)
+    result = run_lockstep([*where, "--max-restarts", "1"], COMPILES, timeout=100, forked=True)
     for process in (0, 1):
         first, second = (line.split() for line in result.by_process[process])
         assert (first[0], second[:2], second[3]) == ("0", ["1", "0"], first[3])
@@ -74,14 +77,14 @@ def test_what_an_attempt_has_compiled_the_next_one_loads(hosts: bool) -> None:
 def test_a_cache_of_the_user_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1000")
-    result = run_lockstep(["--max-restarts", "1"], COMPILES, timeout=100)
+    result = run_lockstep(["--max-restarts", "1"], COMPILES, timeout=100, forked=True)
     for process in (0, 1):
         assert [line.split()[2] for line in result.by_process[process]] == ["0", "0"]
 
 
 def test_a_job_that_is_stopped_does_not_start_again() -> None:
     program = START + "(here / f'ready_{me}').touch(); time.sleep(100)"
-    with start_lockstep(["-n", "2", "--max-restarts", "5"], program) as run:
+    with start_lockstep(["-n", "2", "--max-restarts", "5"], program, forked=True) as run:
         wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
         run.process.send_signal(signal.SIGTERM)
         result = run.finish(30)
@@ -103,7 +106,7 @@ while True: time.sleep(100)
 """
     )
     options = ["-n", "2", "--max-restarts", "5"]
-    with start_lockstep([*options, "--grace", "10"], program) as run:
+    with start_lockstep([*options, "--grace", "10"], program, forked=True) as run:
         wait_until((run.folder / "interrupted").exists, "process 0 is told to stop", 30)
         run.process.send_signal(signal.SIGINT)
         result = run.finish(30)
@@ -126,7 +129,7 @@ print("sum", value, os.environ["LOCKSTEP_COORDINATOR"])
 """
     )
     options = ["--max-restarts", "1", "--collective-timeout", "2"]
-    result = run_lockstep(options, program, timeout=90)
+    result = run_lockstep(options, program, timeout=90, forked=True)
     assert [lines[-1].split()[1] for lines in result.by_process.values()] == ["2.0", "2.0"]
     assert "process 0 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
 
@@ -135,7 +138,7 @@ def test_kill_9_of_the_launcher_in_a_later_attempt_leaves_nothing() -> None:
     program = (
         START + "if attempt == 0: sys.exit(1)\n(here / f'ready_{me}').touch()\ntime.sleep(100)"
     )
-    with start_lockstep(["-n", "2", "--max-restarts", "1"], program) as run:
+    with start_lockstep(["-n", "2", "--max-restarts", "1"], program, forked=True) as run:
         wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
         run.process.kill()
         run.finish(30)

@@ -100,7 +100,7 @@ if me == 1:
     client.key_value_set("key", "value")
     print(client.blocking_key_value_get("key", 1000))
 """
-    result = run_lockstep([], program, timeout=60)
+    result = run_lockstep([], program, timeout=60, forked=True)
     assert result.by_process == {1: ["value"]}
     assert result.said_by_launcher == ""
 
@@ -115,7 +115,10 @@ _jax_compat.distributed_client().wait_at_barrier("all", 20_000)
 jax.distributed.shutdown()
 print(_jax_compat.distributed_client())
 """
-    assert run_lockstep([], program, timeout=60).by_process == {0: ["None"], 1: ["None"]}
+    assert run_lockstep([], program, timeout=60, forked=True).by_process == {
+        0: ["None"],
+        1: ["None"],
+    }
 
 
 @pytest.mark.full
@@ -133,7 +136,7 @@ jax.distributed.initialize()
 _jax_compat.distributed_client().wait_at_barrier("all", 20_000)
 print("both jobs")
 """
-    result = run_lockstep([], program, timeout=60)
+    result = run_lockstep([], program, timeout=60, forked=True)
     assert result.by_process == {0: ["both jobs"], 1: ["both jobs"]}
 
 
@@ -145,9 +148,11 @@ jax.distributed.initialize()
 from jax._src import distributed
 print(type(distributed.global_state.service).__name__)
 """
-    result = run_lockstep([], program, timeout=60, env={"JAX_ENABLE_RECOVERABILITY": "0"})
+    result = run_lockstep(
+        [], program, timeout=60, env={"JAX_ENABLE_RECOVERABILITY": "0"}, forked=True
+    )
     assert result.by_process == {0: ["DistributedRuntimeService"], 1: ["NoneType"]}
-    assert run_lockstep([], program, timeout=60).by_process[0] == ["Outside"]
+    assert run_lockstep([], program, timeout=60, forked=True).by_process[0] == ["Outside"]
 
 
 EXITS = """
@@ -171,7 +176,7 @@ def test_the_others_can_read_how_a_process_ended(
     end: str, exit_code: int | None, number: int | None
 ) -> None:
     before = time.time_ns()
-    result = run_lockstep([], EXITS.format(end=end), timeout=30, expect_status=None)
+    result = run_lockstep([], EXITS.format(end=end), timeout=30, expect_status=None, forked=True)
     said = json.loads(result.by_process[0][0])
     assert said["pid"] > 1
     assert before < said["realtime_ns"] < time.time_ns()
@@ -184,7 +189,7 @@ def test_a_failed_job_leaves_the_others_alone_for_half_of_the_grace_period() -> 
     program = EXITS.format(end="raise ValueError('no data')").replace(
         "print(", "time.sleep(1); print('saved'); sys.exit(5)\nprint("
     )
-    result = run_lockstep(["--grace", "20"], program, timeout=60, expect_status=1)
+    result = run_lockstep(["--grace", "20"], program, timeout=60, expect_status=1, forked=True)
     assert result.by_process == {0: ["saved"]}
     assert "process 1 of 2 failed first: ValueError: no data" in result.said_by_launcher
     assert "sys.exit(5)" in result.said_by_launcher

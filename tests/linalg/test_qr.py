@@ -121,6 +121,7 @@ def over_grid(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> list[
     return grids
 
 
+@pytest.mark.full
 @sample(
     ("grid", "spec", "size", "tile", "dtype"),
     [

@@ -29,6 +29,7 @@ def test_the_five_collectives(n: int) -> None:
         assert lines[-1] == "done", result
 
 
+@pytest.mark.full
 def test_under_the_mpis_own_launcher() -> None:
     mark = f"mpiexec-{os.getpid()}"
     command = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "lockstep", "worker"]

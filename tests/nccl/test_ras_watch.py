@@ -97,6 +97,7 @@ jax.block_until_ready(step(x, zero))  # WAITS
     assert "process 0 waits in body (program.py" in said
 
 
+@pytest.mark.full
 def test_one_that_lags_inside_of_a_program_that_all_have_launched_is_named() -> None:
     program = """
 port = listen(answers(4, 3))

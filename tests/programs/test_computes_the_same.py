@@ -112,6 +112,7 @@ SWITCHES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
 @sample(("options", "env"), SWITCHES, 0)
 def test_the_same_is_computed_as_without_a_watch(

@@ -29,7 +29,9 @@ def assert_nothing_said(result: Result) -> None:
 @pytest.mark.parametrize(("n", "d"), [(2, 2), (4, 1)])
 def test_a_sound_program(n: int, d: int) -> None:
     given = ["", "gloo"]
-    result = run_lockstep(GLOO, PROGRAMS / "sound.py", n=n, d=d, program_args=given, timeout=150)
+    result = run_lockstep(
+        GLOO, PROGRAMS / "sound.py", n=n, d=d, program_args=given, timeout=150, forked=True
+    )
     assert [line for line in result.stdout.splitlines() if line.endswith("] finished")], result
     assert_nothing_said(result)
 
@@ -61,6 +63,7 @@ for i in range(3):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("collectives", ["gloo", full("lockstep")])
 def test_programs_on_the_devices_of_one_process(collectives: str) -> None:
     options = ["--collectives", collectives]
@@ -131,7 +134,9 @@ def test_an_example_that_is_started_again(
 ) -> None:
     options = [*GLOO, "--max-restarts", "1"]
     given = ["--folder", str(tmp_path), *arguments]
-    result = run_lockstep(options, EXAMPLES / example, n=2, d=2, program_args=given, timeout=240)
+    result = run_lockstep(
+        options, EXAMPLES / example, n=2, d=2, program_args=given, timeout=240, forked=True
+    )
     for line in LINES[example]:
         assert result.stdout.count(line) == 2, (line, result)
     assert_unsaid("another program than", result.stderr)
@@ -141,7 +146,9 @@ def test_an_example_that_is_started_again(
 @needs_float16_pass
 def test_narrow_types() -> None:
     given = ["--dtypes", "float16,bfloat16,float8_e4m3fn"]
-    result = run_lockstep(GLOO, LOW_PRECISION, n=2, d=2, program_args=given, timeout=200)
+    result = run_lockstep(
+        GLOO, LOW_PRECISION, n=2, d=2, program_args=given, timeout=200, forked=True
+    )
     assert result.stdout.count("derivatives right") == 2, result
     assert_nothing_said(result)
 
@@ -178,6 +185,7 @@ def test_a_suite_under_auto_init(tmp_path: Path) -> None:
         d=2,
         program_args=["pytest", str(folder)],
         timeout=120,
+        forked=True,
     )
     assert "rank 0: 4 passed" in result.stdout, result
     assert_unsaid("another program than", result.stderr)

@@ -39,7 +39,7 @@ def values(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 @four_devices
-@sample("dtype", DTYPES.split(), 0, 1, 11, 13, 18)
+@sample("dtype", DTYPES.split(), 1, 13)
 def test_a_flipped_bit_on_one_device_changes_its_hash_alone(dtype: str) -> None:
     import jax
 

@@ -37,7 +37,13 @@ def run(
     program: str, *options: str, status: int = 0, n: int = 2, d: int = 2, timeout: float = 100
 ) -> Result:
     return run_lockstep(
-        list(options), HEAD + START + program, n=n, d=d, timeout=timeout, expect_status=status
+        list(options),
+        HEAD + START + program,
+        n=n,
+        d=d,
+        timeout=timeout,
+        expect_status=status,
+        forked=True,
     )
 
 

@@ -127,7 +127,7 @@ if os.environ["LOCKSTEP_ATTEMPT"] == "0":
 def test_top_says_what_restarts_have_cost(logged: bool, tmp_path: Path) -> None:
     logs = ["--log-dir", str(tmp_path / "logs")] if logged else []
     options = ["-n", "2", "-d", "1", "--max-restarts", "1", *logs]
-    with start_lockstep(options, FAILS_AT_FIRST + TRAINING) as run:
+    with start_lockstep(options, FAILS_AT_FIRST + TRAINING, forked=True) as run:
         sites = "lockstep-run-*/attempt_1/process_*/sites.jsonl"
         wait_until(lambda: len(list(run.folder.glob(sites))) == 2, "collectives", 60)
         command = ["top", "--pid", str(run.process.pid), "--once"]

@@ -56,5 +56,5 @@ def test_a_process_without_a_job_is_never_told() -> None:
 def test_a_program_that_has_disabled_the_service_is_told_so() -> None:
     program = PROGRAM.format(at_5="pass")
     environ = {"JAX_ENABLE_PREEMPTION_SERVICE": "false"}
-    result = run_lockstep([], program, timeout=60, env=environ, expect_status=1)
+    result = run_lockstep([], program, timeout=60, env=environ, expect_status=1, forked=True)
     assert "ConfigError: JAX's preemption service" in result.stderr

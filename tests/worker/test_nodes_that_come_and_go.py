@@ -118,6 +118,7 @@ def make(tmp_path: Path) -> Iterator[type[Nodes]]:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_it_starts_with_few_goes_on_with_fewer_and_takes_in_who_comes(
     make: type[Nodes], tmp_path: Path
 ) -> None:
