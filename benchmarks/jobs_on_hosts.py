@@ -155,14 +155,14 @@ class CountedJob:
 
 _LISTEN = """
 import sys
-from lockstep.hosts import network_probe
+from lockstep.hosts.checks import network_probe
 listener = network_probe.Listener(network_probe.listen(sys.argv[1]), "line", b"line")
 print(listener.port, flush=True)
 sys.stdin.read()
 """
 _PROBE = """
 import sys
-from lockstep.hosts import network_probe
+from lockstep.hosts.checks import network_probe
 peer = {"name": "line", "address": sys.argv[1], "port": int(sys.argv[2])}
 found = network_probe.probe([peer], b"line", measure=True)["line"]
 print(found.get("bandwidth") or found["reason"])

@@ -4,7 +4,7 @@
 
 In the place of ssh the agents start here, so all of them share these cores: hosts of their own
 are faster. Each number of hosts is checked twice with the same agents: by the sample of
-`lockstep.hosts.host_pairs`, and with a connection of each host to each other.
+`lockstep.hosts.checks.host_pairs`, and with a connection of each host to each other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from collections.abc import Sequence
 
 from lockstep import __version__
 from lockstep._finding import OK
-from lockstep.hosts import host_check, host_pairs, starters
+from lockstep.hosts import starters
+from lockstep.hosts.checks import host_check, host_pairs
+from lockstep.hosts.checks.request import Request
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host
-from lockstep.hosts.host_state import Request
 from lockstep.system import fd_limit
 
 

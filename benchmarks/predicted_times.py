@@ -30,7 +30,7 @@ import lockstep
 from lockstep._words import format_seconds
 from lockstep.data._exchange import exchange
 from lockstep.engine import bindings
-from lockstep.flight_recorder.model import read_record
+from lockstep.flight_recorder.run_records import read_record
 from lockstep.inspection import cost_model
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]

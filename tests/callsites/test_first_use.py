@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.callsites.first_use import Uses
-from lockstep.flight_recorder.model import Caller
+from lockstep.flight_recorder.run_records import Caller
 
 LINES = [Caller("train.py", number, "main") for number in range(3)]
 

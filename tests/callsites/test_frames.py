@@ -17,7 +17,7 @@ import pytest
 
 from lockstep._run_files import CALLERS
 from lockstep.callsites import frames
-from lockstep.flight_recorder.model import Caller, read_callers
+from lockstep.flight_recorder.run_records import Caller, read_callers
 from processes import python
 
 PROGRAM = """

@@ -205,7 +205,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 from lockstep.engine import bindings
 from lockstep.flight_recorder.format import OPS
-from lockstep.flight_recorder.model import read_record
+from lockstep.flight_recorder.run_records import read_record
 
 jax.distributed.initialize()
 size = jax.device_count()
@@ -255,7 +255,7 @@ HASHES = """
 import jax, numpy as np, os, pathlib
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from lockstep.flight_recorder.model import read_record
+from lockstep.flight_recorder.run_records import read_record
 
 jax.distributed.initialize()
 folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0", f"process_{jax.process_index()}")

@@ -9,7 +9,7 @@ from flight_recorder.simulate import SECOND, STRIDE, Job, Step, site
 from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Diagnosis
 from lockstep.flight_recorder.format import Op
-from lockstep.flight_recorder.model import Run, Site
+from lockstep.flight_recorder.run_records import Run, Site
 
 STEP = Step(0, 1000, elements=1024)
 FAR = 50_000_000

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
-from lockstep.flight_recorder.model import Process, Run, Site
+from lockstep.flight_recorder.run_records import Process, Run, Site
 
 SECOND = 1_000_000_000
 STRIDE = 2048

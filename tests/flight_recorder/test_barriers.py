@@ -12,8 +12,8 @@ from flight_recorder.jobs import job, steps
 from flight_recorder.simulate import STRIDE, Job, raised
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, diagnose
-from lockstep.flight_recorder.headlines import headline
-from lockstep.flight_recorder.model import Run
+from lockstep.flight_recorder.diagnosis_headline import headline
+from lockstep.flight_recorder.run_records import Run
 from lockstep.flight_recorder.text_report import table
 from lockstep.flight_recorder.timeline import History
 from lockstep.flight_recorder.waits import MAX_USES, Barrier, Waits, read_waits

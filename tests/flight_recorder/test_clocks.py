@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.flight_recorder.format import Entry, ProcessRecord, Ring, State
-from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.run_records import Process, Run
 from lockstep.flight_recorder.timeline import History
 from lockstep.flight_recorder.wait_graph import endings, waits
 

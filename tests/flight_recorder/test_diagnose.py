@@ -13,9 +13,9 @@ from lockstep._run_files import STOPPED, ErrorRecord, Exit
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Activity, Kind, diagnose
+from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.format import ProcessState, State
-from lockstep.flight_recorder.headlines import headline
-from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.run_records import Process, Run
 from lockstep.flight_recorder.text_report import short
 
 # --- What is left after the others were told ------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lockstep.flight_recorder import diagnose, model
+from lockstep.flight_recorder import diagnose, run_records
 from lockstep.flight_recorder.executables import unified
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.programs import launches
@@ -13,7 +13,7 @@ from lockstep.programs.compilations import Program
 CLIQUE = 7
 
 
-def process(index: int, run_ids: list[int], executables: dict[int, str]) -> model.Process:
+def process(index: int, run_ids: list[int], executables: dict[int, str]) -> run_records.Process:
     entries = tuple(
         Entry(at + 1, CLIQUE, run_id, 1, 0, 0, at, Op.PROGRAM, 0, 0, State.DONE, 1, 1, 1)
         for at, run_id in enumerate(run_ids)
@@ -24,11 +24,11 @@ def process(index: int, run_ids: list[int], executables: dict[int, str]) -> mode
         run_id: Program("jit_step", "a.py:7", str(run_id), (0, 2048), "", executable=made)
         for run_id, made in executables.items()
     }
-    return model.Process(index, record, launches.sites_of(programs))
+    return run_records.Process(index, record, launches.sites_of(programs))
 
 
-def kind_of(*processes: model.Process) -> diagnose.Kind:
-    return diagnose.diagnose(model.Run(processes)).kind
+def kind_of(*processes: run_records.Process) -> diagnose.Kind:
+    return diagnose.diagnose(run_records.Run(processes)).kind
 
 
 def test_one_executable_of_two_modules() -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from flight_recorder.jobs import FAR, job, steps
 from flight_recorder.simulate import Step, site
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
-from lockstep.flight_recorder.headlines import headline
-from lockstep.flight_recorder.model import Site
+from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.phrases import place_in_program
+from lockstep.flight_recorder.run_records import Site
 from lockstep.flight_recorder.text_report import short
 
 

@@ -16,9 +16,9 @@ from lockstep.flight_recorder.argument_shapes import Differing
 from lockstep.flight_recorder.calls import Call, rounds
 from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Kind, diagnose, is_of_threads
+from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.format import Op
-from lockstep.flight_recorder.headlines import headline
-from lockstep.flight_recorder.model import Site
+from lockstep.flight_recorder.run_records import Site
 from lockstep.flight_recorder.text_report import short
 
 

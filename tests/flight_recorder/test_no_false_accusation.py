@@ -11,7 +11,7 @@ from flight_recorder.schedules import Schedule, schedules
 from flight_recorder.simulate import Job
 from lockstep._run_files import Exit
 from lockstep.flight_recorder.diagnose import Kind, diagnose
-from lockstep.flight_recorder.model import Run
+from lockstep.flight_recorder.run_records import Run
 
 HARMLESS = (Kind.NOTHING, Kind.WAITING)
 

@@ -13,7 +13,7 @@ from flight_recorder.simulate import STRIDE, Job, Step, raised
 from lockstep._run_files import Exit
 from lockstep.flight_recorder.diagnose import Diagnosis, Kind, diagnose
 from lockstep.flight_recorder.format import Op
-from lockstep.flight_recorder.model import Run
+from lockstep.flight_recorder.run_records import Run
 
 HARMLESS = [kind for kind in Kind if not kind.is_fault]
 

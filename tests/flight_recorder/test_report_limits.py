@@ -11,7 +11,7 @@ from flight_recorder.jobs import job, steps
 from flight_recorder.simulate import site
 from lockstep._run_files import Exit
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
-from lockstep.flight_recorder.headlines import headline
+from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.phrases import place_in_program
 from lockstep.flight_recorder.text_report import short, table
 

@@ -12,10 +12,10 @@ from flight_recorder.jobs import FAR, STEP, altered, job, permute, steps
 from flight_recorder.simulate import STRIDE, Job, Step, raised, site
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
+from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.format import Op, State
-from lockstep.flight_recorder.headlines import headline
-from lockstep.flight_recorder.model import Caller, Site
 from lockstep.flight_recorder.phrases import ordinal, place_in_program
+from lockstep.flight_recorder.run_records import Caller, Site
 from lockstep.flight_recorder.text_report import news, short, table
 
 

@@ -13,7 +13,7 @@ from flight_recorder.jobs import FAR, STEP, job, permute, steps
 from flight_recorder.simulate import SECOND, STRIDE, site
 from lockstep.flight_recorder.chrome_trace import MOVING, WAITING, trace
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
-from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.run_records import Process, Run
 from lockstep.flight_recorder.time_summary import summarize
 
 MS = 1_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lockstep.hosts.address_choice import Choice
-from lockstep.hosts.host_state import HostState, Request
+from lockstep.hosts.checks.address_choice import Choice
+from lockstep.hosts.checks.request import HostState, Request
 
 REQUEST = Request(
     directory="/work",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep._errors import ConfigError
-from lockstep.hosts.address_choice import choose, network_of
+from lockstep.hosts.checks.address_choice import choose, network_of
 
 FACTS: dict[str, Any] = {
     "reached_at": "192.168.0.5",

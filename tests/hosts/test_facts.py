@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.hosts import facts, preflight
-from lockstep.hosts.host_state import HostState, Request
+from lockstep.hosts.checks import facts, preflight
+from lockstep.hosts.checks.request import HostState, Request
 
 
 def gather(**request: Any) -> dict[str, Any]:

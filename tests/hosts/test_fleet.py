@@ -12,10 +12,11 @@ import pytest
 from lockstep import __version__
 from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep._finding import OK
-from lockstep.hosts import host_check, network_probe, starters
+from lockstep.hosts import starters
+from lockstep.hosts.checks import host_check, network_probe
+from lockstep.hosts.checks.request import Request
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host
-from lockstep.hosts.host_state import Request
 from own_address import networked, own_address
 
 STUB = """
@@ -34,7 +35,8 @@ while select.select([0], [], [], patience)[0] and not channel.closed:
 
 TROUBLED = """
 import sys
-from lockstep.hosts import host_agent, network_probe
+from lockstep.hosts import host_agent
+from lockstep.hosts.checks import network_probe
 
 probe, times = network_probe.probe, int(sys.argv.pop(1))
 def first_in_vain(*args, **options):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.hosts.host_pairs import ALL_PAIRS, rounds, sample
+from lockstep.hosts.checks.host_pairs import ALL_PAIRS, rounds, sample
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, ALL_PAIRS])

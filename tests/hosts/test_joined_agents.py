@@ -19,9 +19,10 @@ from hosts.quiet_loop import Loop
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep._run_files import Exit
-from lockstep.hosts import lease, network_probe
+from lockstep.hosts import lease
 from lockstep.hosts.agent_attempts import AgentAttempts
 from lockstep.hosts.agent_messages import Ended
+from lockstep.hosts.checks import network_probe
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.supervisor_line import SupervisorLine
 from lockstep.processes.job_spec import LaunchSpec

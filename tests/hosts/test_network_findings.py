@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from hosts.states import REQUEST, failing, states
 from lockstep._finding import OK, PROBLEM, WARNING
-from lockstep.hosts import network_probe
-from lockstep.hosts.host_pairs import sample
-from lockstep.hosts.host_state import HostState
-from lockstep.hosts.network_findings import check_network
+from lockstep.hosts.checks import network_probe
+from lockstep.hosts.checks.host_pairs import sample
+from lockstep.hosts.checks.network_findings import check_network
+from lockstep.hosts.checks.request import HostState
 from support import assert_unsaid
 
 MANY = [chr(0x100 + i) for i in range(60)]

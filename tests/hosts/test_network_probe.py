@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.hosts import agent_checks, network_probe
-from lockstep.hosts.network_probe import Listener, listen, probe
+from lockstep.hosts.checks import agent_checks, network_probe
+from lockstep.hosts.checks.network_probe import Listener, listen, probe
 
 KEY, OTHER = bytes(32), bytes(31) + b"x"
 

@@ -9,11 +9,12 @@ import pytest
 
 from hosts.states import FACTS, REQUEST, failing, state, states
 from lockstep._finding import OK, PROBLEM, WARNING, Finding
-from lockstep.hosts import network_probe, preflight, starters
-from lockstep.hosts.address_choice import Choice
-from lockstep.hosts.host_findings import other_version
-from lockstep.hosts.host_state import HostState, Request
-from lockstep.hosts.ssh_errors import Failure
+from lockstep.hosts import starters
+from lockstep.hosts.checks import network_probe, preflight
+from lockstep.hosts.checks.address_choice import Choice
+from lockstep.hosts.checks.host_findings import other_version
+from lockstep.hosts.checks.request import HostState, Request
+from lockstep.hosts.checks.ssh_errors import Failure
 
 
 def found(hosts: list[HostState], request: Request = REQUEST) -> dict[str, dict[str, Finding]]:

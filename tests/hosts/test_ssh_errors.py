@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.hosts.ssh_errors import Failure, explain
+from lockstep.hosts.checks.ssh_errors import Failure, explain
 
 
 def told(code: int | None, text: str, ssh: str = "ssh -F cfg") -> Failure:

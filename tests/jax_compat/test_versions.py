@@ -10,7 +10,7 @@ import jaxlib.version
 import pytest
 
 from lockstep import _jax_compat
-from lockstep._jax_compat import plug, versions
+from lockstep._jax_compat import mpi_symbols, versions
 from lockstep.bootstrap import plugin
 from lockstep.engine import bindings
 
@@ -99,21 +99,21 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
     library.write_bytes(elf(b"\0MPIABI_Send\0")[:100])
     with pytest.raises(ValueError, match="table of sections is incomplete"):
-        plug.names_wanted(library)
+        mpi_symbols.names_wanted(library)
 
 
 def test_a_file_of_another_kind_has_no_names_to_read(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
     library.write_bytes(b"MZ" + bytes(100))
     with pytest.raises(ValueError, match="not a 64-bit little-endian ELF file"):
-        plug.names_wanted(library)
+        mpi_symbols.names_wanted(library)
 
 
 def test_the_engine_has_every_name_that_the_installed_jaxlib_wants() -> None:
     library = _jax_compat.jaxlib_library()
     assert library is not None
-    assert len(plug.names_wanted(library)) > 600
-    assert plug.names_missing(library, bindings.library_path()) == []
+    assert len(mpi_symbols.names_wanted(library)) > 600
+    assert mpi_symbols.names_missing(library, bindings.library_path()) == []
 
 
 def test_an_untested_jaxlib_that_wants_more_gets_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ctypes import c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_voi
 from pathlib import Path
 from typing import Any
 
-from lockstep.flight_recorder import model
+from lockstep.flight_recorder import run_records
 from lockstep.nccl import library
 
 GROUP, COLL, P2P, KERNEL = 1 << 0, 1 << 1, 1 << 2, 1 << 6
@@ -192,7 +192,7 @@ class Process:
         assert self.profiler.stop(handle) == 0
 
     def record(self) -> Any:
-        return model.read_record(self.file)
+        return run_records.read_record(self.file)
 
     def entries(self) -> tuple[Any, ...]:
         return tuple(entry for ring in self.record().rings for entry in ring.entries)

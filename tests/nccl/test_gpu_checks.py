@@ -16,7 +16,7 @@ import pytest
 from hosts.states import REQUEST, state
 from lockstep._finding import OK, PROBLEM, WARNING, Finding
 from lockstep.doctor import gpus as doctor
-from lockstep.hosts import facts, gpu_findings
+from lockstep.hosts.checks import facts, gpu_findings
 from lockstep.nccl import devices, gpu_checks, known_hangs
 from lockstep.nccl.devices import Gpu, GpuFacts
 from nccl import nvml_stand_in
@@ -335,7 +335,7 @@ def test_facts_are_the_same_after_their_way_from_another_host() -> None:
 NO_GPU = """
 import importlib, sys
 from lockstep.doctor import gpus
-from lockstep.hosts import facts
+from lockstep.hosts.checks import facts
 assert gpus.findings() == []
 assert facts.gather({})["gpus"] == {} == facts.gather({"platform": "cuda"})["gpus"]
 print(sorted(name for name in sys.modules if "pynvml" in name or name.endswith(".devices")))

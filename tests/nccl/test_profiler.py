@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.flight_recorder import diagnose, model
+from lockstep.flight_recorder import diagnose, run_records
 from lockstep.flight_recorder.format import DTYPES, OPS, State
 from nccl import driver
 
@@ -179,10 +179,14 @@ def test_the_records_show_who_has_not_arrived(tmp_path: Path) -> None:
             launched.begin().end()
     for member in members[:2]:
         member.launch(b"AllReduce", 8).begin()
-    run = model.Run(tuple(model.Process(k, p.record()) for k, p in enumerate(processes)))
+    run = run_records.Run(
+        tuple(run_records.Process(k, p.record()) for k, p in enumerate(processes))
+    )
     found = diagnose.diagnose(run)
     assert (found.kind, found.culprits) == (diagnose.Kind.WAITING, (2,))
     members[2].launch(b"AllReduce", 9)
-    run = model.Run(tuple(model.Process(k, p.record()) for k, p in enumerate(processes)))
+    run = run_records.Run(
+        tuple(run_records.Process(k, p.record()) for k, p in enumerate(processes))
+    )
     found = diagnose.diagnose(run)
     assert (found.kind, found.culprits) == (diagnose.Kind.MISMATCH, (2,))

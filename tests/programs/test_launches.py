@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lockstep import _jax_compat
-from lockstep.flight_recorder import diagnose, headlines, model
+from lockstep.flight_recorder import diagnose, diagnosis_headline, run_records
 from lockstep.flight_recorder.format import Op, ProcessState, State
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, jitted, launches
@@ -96,7 +96,7 @@ def function(of: Record, *executables: bytes) -> Jitted:
 
 def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
     own = record()
-    sites: list[model.Site] = []
+    sites: list[run_records.Site] = []
     own.new_sites = sites.extend
     step, other = function(own, b"step"), function(own, b"other")
     slow(own, b"step")
@@ -399,9 +399,9 @@ def test_one_of_several_functions_is_in_flight_without_saying_which(programs: An
 
 def judged(*records: Record) -> diagnose.Diagnosis:
     return diagnose.diagnose(
-        model.Run(
+        run_records.Run(
             tuple(
-                model.Process(index, one.read(), launches.sites_of(one.programs()))
+                run_records.Process(index, one.read(), launches.sites_of(one.programs()))
                 for index, one in enumerate(records)
             )
         )
@@ -416,7 +416,7 @@ def test_a_process_that_ended_while_another_was_inside_of_a_program_is_named(
         fast(one, function(one, b"step"))
     both[0].failed()  # in a loop of its own inside of the program
     both[1].leave(ProcessState.ENDED)
-    text = headlines.headline(judged(*both))
+    text = diagnosis_headline.headline(judged(*both))
     assert text.startswith("process 1 ("), text
     assert "ended after 1 program; collectives raised on process 0" in text
 

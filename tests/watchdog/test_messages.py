@@ -14,7 +14,7 @@ from flight_recorder.test_format import entries, record, records
 from lockstep import RecordError
 from lockstep._run_files import Exit
 from lockstep.flight_recorder.format import Ring
-from lockstep.flight_recorder.model import Caller, Process, Site
+from lockstep.flight_recorder.run_records import Caller, Process, Site
 from lockstep.flight_recorder.waits import Barrier, Waits
 from lockstep.watchdog import messages
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flight_recorder.test_format import record
-from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.run_records import Process, Run
 from lockstep.system import channel
 from lockstep.watchdog import query_server
 

@@ -13,7 +13,7 @@ from lockstep import _jax_compat
 from lockstep.callsites import frames
 from lockstep.callsites.hlo_metadata import parse
 from lockstep.flight_recorder.format import Op
-from lockstep.flight_recorder.model import Caller, Site, read_sites
+from lockstep.flight_recorder.run_records import Caller, Site, read_sites
 from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.record_reader import SiteWriter
 

@@ -11,7 +11,7 @@ import pytest
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.format import encode
-from lockstep.flight_recorder.model import Process
+from lockstep.flight_recorder.run_records import Process
 from lockstep.watchdog import record_reader
 from lockstep.watchdog.artifacts import Artifacts
 from watchdog.two_hosts import LATER, Job

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from lockstep._run_files import Exit
-from lockstep.flight_recorder.model import Process
+from lockstep.flight_recorder.run_records import Process
 from lockstep.watchdog import messages, record_reader, remote
 from lockstep.watchdog.remote import RemoteHosts
 from support import wait_until

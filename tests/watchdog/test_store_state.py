@@ -14,7 +14,7 @@ import pytest
 from lockstep._errors import RecordError
 from lockstep.flight_recorder import diagnose
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
-from lockstep.flight_recorder.model import Caller
+from lockstep.flight_recorder.run_records import Caller
 from lockstep.programs import compilations
 from lockstep.programs.compilations import Program
 from lockstep.watchdog import store_state as state

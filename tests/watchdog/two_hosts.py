@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fake_job import peer
 from flight_recorder.test_format import record
 from lockstep.engine import bindings
-from lockstep.flight_recorder.model import Process
+from lockstep.flight_recorder.run_records import Process
 from lockstep.watchdog.remote import LocalHost, RemoteHosts
 
 AHEAD = 3_600_000_000_000

@@ -16,7 +16,7 @@ import pytest
 
 from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
-from lockstep.hosts import network_probe
+from lockstep.hosts.checks import network_probe
 from lockstep.hosts.supervisor_line import Attempt
 from support import wait_until
 from worker.supervised import (

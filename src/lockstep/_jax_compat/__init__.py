@@ -63,10 +63,10 @@ from lockstep._jax_compat.launches import LAUNCHES as LAUNCHES
 from lockstep._jax_compat.launches import LAUNCHES_LOST as LAUNCHES_LOST
 from lockstep._jax_compat.launches import note_launches as note_launches
 from lockstep._jax_compat.launches import note_loaded as note_loaded
+from lockstep._jax_compat.mpi_symbols import jaxlib_library as jaxlib_library
+from lockstep._jax_compat.mpi_symbols import names_missing as names_missing
+from lockstep._jax_compat.mpi_symbols import names_wanted as names_wanted
 from lockstep._jax_compat.planning import plan_devices as plan_devices
-from lockstep._jax_compat.plug import jaxlib_library as jaxlib_library
-from lockstep._jax_compat.plug import names_missing as names_missing
-from lockstep._jax_compat.plug import names_wanted as names_wanted
 from lockstep._jax_compat.programs import add_to_cache_key as add_to_cache_key
 from lockstep._jax_compat.programs import around_compilations as around_compilations
 from lockstep._jax_compat.programs import around_executions as around_executions

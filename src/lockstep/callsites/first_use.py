@@ -13,7 +13,7 @@ them are kept.
 
 from __future__ import annotations
 
-from lockstep.flight_recorder.model import Caller
+from lockstep.flight_recorder.run_records import Caller
 
 
 class Uses:

@@ -30,7 +30,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lockstep import _jax_compat
-from lockstep.flight_recorder.model import Caller
+from lockstep.flight_recorder.run_records import Caller
 
 UNKNOWN = 0
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"

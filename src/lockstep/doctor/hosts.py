@@ -15,9 +15,9 @@ from lockstep._errors import LaunchError
 from lockstep._finding import PROBLEM, Finding, worst
 from lockstep._words import format_seconds, format_size
 from lockstep.doctor import report
-from lockstep.hosts import host_check
+from lockstep.hosts.checks import host_check
+from lockstep.hosts.checks.request import Request
 from lockstep.hosts.fleet import Fleet
-from lockstep.hosts.host_state import Request
 from lockstep.hosts.starters import Reach
 from lockstep.launch import before_start
 from lockstep.launch.hosts_command import hosts_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Measured = Mapping[tuple[str, str], Mapping[str, Any]]
-"""(from, to) -> the result of `lockstep.hosts.network_probe.probe`."""
+"""(from, to) -> the result of `lockstep.hosts.checks.network_probe.probe`."""
 PAIRS = "between hosts (one TCP connection, not encrypted)"
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.flight_recorder.model import Process
+from lockstep.flight_recorder.run_records import Process
 from lockstep.flight_recorder.timeline import History
 from lockstep.flight_recorder.wait_graph import ExitKind, Outcome, Wait
 from lockstep.flight_recorder.waits import Barrier

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lockstep.flight_recorder.format import OPS, Entry
-from lockstep.flight_recorder.model import Caller, Site
+from lockstep.flight_recorder.run_records import Caller, Site
 from lockstep.flight_recorder.timeline import History, Track
 
 

@@ -16,7 +16,7 @@ from lockstep.flight_recorder.argument_shapes import Differing, differing
 from lockstep.flight_recorder.calls import Call, Calls
 from lockstep.flight_recorder.format import Entry
 from lockstep.flight_recorder.mismatch import Called
-from lockstep.flight_recorder.model import Process
+from lockstep.flight_recorder.run_records import Process
 from lockstep.flight_recorder.timeline import History, Track
 from lockstep.flight_recorder.wait_graph import Wait
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from lockstep.flight_recorder.calls import Calls
 from lockstep.flight_recorder.format import Entry, Op, State
-from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import (
     LAUNCH,
     function,
@@ -22,6 +21,7 @@ from lockstep.flight_recorder.phrases import (
     operation,
     place_in_program,
 )
+from lockstep.flight_recorder.run_records import Run
 from lockstep.flight_recorder.timeline import History, Track
 
 WAITING = "waiting for the slowest"

@@ -36,9 +36,9 @@ from lockstep.flight_recorder.mismatch import (
     first_permute_mismatch,
     grouped,
 )
-from lockstep.flight_recorder.model import Process, Run
 from lockstep.flight_recorder.p2p_matching import pairs
 from lockstep.flight_recorder.program_difference import Difference
+from lockstep.flight_recorder.run_records import Process, Run
 from lockstep.flight_recorder.timeline import History, Position, Track
 from lockstep.flight_recorder.wait_graph import ExitKind, Outcome, Wait
 from lockstep.flight_recorder.waits import Barrier

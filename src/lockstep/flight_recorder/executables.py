@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lockstep.flight_recorder.format import OPS, Op
-from lockstep.flight_recorder.model import Process, Site
+from lockstep.flight_recorder.run_records import Process, Site
 
 
 def unified(processes: Sequence[Process]) -> tuple[Process, ...]:

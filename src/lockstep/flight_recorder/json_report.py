@@ -7,8 +7,8 @@ from typing import Any
 
 from lockstep.flight_recorder.calls import Call
 from lockstep.flight_recorder.diagnose import Diagnosis, Row
+from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, State
-from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.phrases import likely, operation
 from lockstep.flight_recorder.time_summary import Summary
 

@@ -9,7 +9,7 @@ from lockstep._words import counted, format_size, processes, ranges
 from lockstep.flight_recorder.calls import Call, Round
 from lockstep.flight_recorder.causes import Cause, Pattern
 from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, Entry, Op
-from lockstep.flight_recorder.model import Caller, Process, Site
+from lockstep.flight_recorder.run_records import Caller, Process, Site
 from lockstep.flight_recorder.waits import Barrier
 
 MAX_LINES = 3

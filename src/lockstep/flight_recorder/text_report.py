@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from lockstep._words import left_out, processes, ranges
 from lockstep.flight_recorder.calls import Round
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
-from lockstep.flight_recorder.headlines import (
+from lockstep.flight_recorder.diagnosis_headline import (
     called,
     count,
     headline,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from lockstep.flight_recorder.calls import Call, Calls
 from lockstep.flight_recorder.format import UNTIMED_BYTES, Entry, Op, State
-from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import LAUNCH, operation, place_in_program
+from lockstep.flight_recorder.run_records import Run
 from lockstep.flight_recorder.timeline import History, Position, Track
 
 MAX_SIZES = 3

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from lockstep.flight_recorder.format import TIME_ERROR_NS, Entry, Op, ProcessRecord, Ring, State
-from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.run_records import Process, Run
 
 SAME_BOOT_NS = 1_000_000_000
 """Processes of one host whose clock offsets differ by less have one clock."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from lockstep._run_files import STOP_SIGNALS, STOPPED
 from lockstep.flight_recorder.format import Entry, ProcessState, State
-from lockstep.flight_recorder.model import Process
 from lockstep.flight_recorder.p2p_matching import Pair
+from lockstep.flight_recorder.run_records import Process
 from lockstep.flight_recorder.timeline import History, Position, Track
 
 NOTICED_NS = 1_000_000_000

@@ -32,7 +32,8 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep._errors import LaunchError, LockstepError
-from lockstep.hosts import agent_checks, lease
+from lockstep.hosts import lease
+from lockstep.hosts.checks import agent_checks
 from lockstep.hosts.host_attempt import HostAttempt
 from lockstep.processes import failed_runs, guard, run_dir
 from lockstep.processes.preload import Preloaded

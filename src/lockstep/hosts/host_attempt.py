@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._words import processes
-from lockstep.hosts import address_choice, host_network, host_records
+from lockstep.hosts import host_network, host_records
+from lockstep.hosts.checks import address_choice
 from lockstep.hosts.lease import Lease, clock
 from lockstep.hosts.relay import KINDS, Relay
 from lockstep.nccl import gpus

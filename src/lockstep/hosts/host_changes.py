@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from lockstep._words import counted, processes
-from lockstep.hosts import preflight
+from lockstep.hosts.checks import preflight
 from lockstep.hosts.host_list import Host
 from lockstep.hosts.membership import Change, Membership
 from lockstep.processes.job_spec import HostChanges

@@ -87,10 +87,10 @@ def _record(path: Path, shift: int, real: int, latest: int | None) -> bytes:
 
     Readers take all times by the difference of the record's two clocks (`flight_recorder.model`).
     """
-    from lockstep.flight_recorder import model
+    from lockstep.flight_recorder import run_records
     from lockstep.watchdog import messages
 
-    record = model.read_record(path, latest)
+    record = run_records.read_record(path, latest)
     record = dataclasses.replace(record, realtime_ns=record.monotonic_ns + shift + real)
     return messages.encode_record(record)
 

@@ -22,8 +22,8 @@ place may become ready within the start timeout, also before the others have end
 begins when the program of the lost one has ended, at the latest by its lease. A signal that stops
 the agent of process 0, or all agents, ends the job.
 
-Both sides prove that they have the job's key (`lockstep.hosts.network_probe`). A job without one is
-as open as JAX's coordination service is.
+Both sides prove that they have the job's key (`lockstep.hosts.checks.network_probe`). A job without
+one is as open as JAX's coordination service.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from typing import Any
 
 from lockstep import _run_files
 from lockstep._words import printable
-from lockstep.hosts import agent_messages, lease, network_probe
+from lockstep.hosts import agent_messages, lease
 from lockstep.hosts.agent_messages import Ended, Pong, Ready
+from lockstep.hosts.checks import network_probe
 from lockstep.system.channel import Channel, ChannelError
 
 _READY_SECONDS = 10.0

@@ -16,11 +16,12 @@ from typing import Any
 from lockstep import __version__
 from lockstep._errors import LaunchError
 from lockstep._finding import Finding
-from lockstep.hosts import host_changes, host_check, lease, preflight, starters
+from lockstep.hosts import host_changes, lease, starters
+from lockstep.hosts.checks import host_check, preflight
+from lockstep.hosts.checks.request import HostState, Request
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
-from lockstep.hosts.host_state import HostState, Request
 from lockstep.hosts.membership import Membership
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.remote_processes import RemoteProcesses

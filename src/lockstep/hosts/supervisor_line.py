@@ -16,8 +16,9 @@ from typing import NamedTuple
 from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.bootstrap import coordinator_address
-from lockstep.hosts import lease, network_probe
+from lockstep.hosts import lease
 from lockstep.hosts.agent_messages import Ended, Ready
+from lockstep.hosts.checks import network_probe
 from lockstep.system.channel import Channel, Message
 
 _PAUSE_SECONDS = 0.2

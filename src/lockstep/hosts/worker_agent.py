@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _run_files
 from lockstep._errors import RecordError
-from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder import format, run_records
 from lockstep.processes import failed_runs, program_guard
 from lockstep.processes.console import complain
 from lockstep.processes.host_dir import HostDir
@@ -211,7 +211,10 @@ def _reason(program: Program, exit_code: int, ooms: OomKills) -> str | None:
 def _has_left(folder: Path) -> bool:
     """Whether the program has published its end through the engine, or never started it."""
     try:
-        return model.read_record(_run_files.recorder_of(folder)).state == format.ProcessState.ENDED
+        return (
+            run_records.read_record(_run_files.recorder_of(folder)).state
+            == format.ProcessState.ENDED
+        )
     except (OSError, RecordError):
         return True
 

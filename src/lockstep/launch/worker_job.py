@@ -20,8 +20,8 @@ from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._errors import ConfigError, InitializationError, LaunchError
 from lockstep.bootstrap import cluster_env, coordinator_address
-from lockstep.hosts import network_probe
 from lockstep.hosts.agent_attempts import AgentAttempts
+from lockstep.hosts.checks import network_probe
 from lockstep.hosts.joined_agents import JoinedAgents
 from lockstep.hosts.node_range import NodeRange
 from lockstep.hosts.supervisor_line import Attempt, SupervisorLine

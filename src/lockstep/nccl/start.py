@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
 from lockstep.callsites import frames
-from lockstep.flight_recorder import model
+from lockstep.flight_recorder import run_records
 from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.nccl import library
 from lockstep.nccl.ras_polls import RasPolls
@@ -69,7 +69,9 @@ def start(platform: str) -> None:
     compilations.note(current_job.part(OwnWaits).note_compilation)
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
     path = f"/proc/self/fd/{descriptor}"
-    source = Source(_NCCL, lambda latest: model.read_record(path, latest=latest), counts=RasPolls())
+    source = Source(
+        _NCCL, lambda latest: run_records.read_record(path, latest=latest), counts=RasPolls()
+    )
     watch = Watch(store, peer, count, source, folder)
     watch.start()
     shutdown_hook.at_the_end(library.leave, watch.stop)

@@ -18,7 +18,7 @@ from ipyparallel.cluster.launcher import (
 from traitlets import Bool, List, Unicode
 from traitlets.config import Config
 
-from lockstep.notebook import engine, tether
+from lockstep.notebook import controller_guard, engine
 from lockstep.pool.launcher import Settings
 from lockstep.processes import run_dir
 
@@ -29,7 +29,7 @@ class ControllerLauncher(LocalControllerLauncher):
     """ipyparallel's controller, which ends with the notebook's kernel."""
 
     def find_args(self) -> list[str]:
-        return tether.command(super().find_args())
+        return controller_guard.command(super().find_args())
 
 
 class EngineSetLauncher(LocalProcessLauncher, EngineLauncher):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep import _words
 from lockstep._errors import SpawnError
-from lockstep.pool import judge
+from lockstep.pool import stalled_calls
 from lockstep.pool.outcome import NOT_READ, Failure, Kind, Outcome
 from lockstep.pool.processes import Processes
 from lockstep.system import stack_dump
@@ -137,7 +137,7 @@ class Call:
         began = time.monotonic()
         if self._is_still(began):
             run_dir = self._processes.run_dir
-            self.verdict = judge.waits_in_vain(run_dir, self._outcomes, self._count)
+            self.verdict = stalled_calls.waits_in_vain(run_dir, self._outcomes, self._count)
         if self.verdict:
             self._processes.send("abort", text=self.verdict)
             self._deadline = min(self._deadline, time.monotonic() + FAILURE_SECONDS)
@@ -152,13 +152,13 @@ class Call:
         processes = self._processes
         if not processes.refresh(latest=True):
             return False  # a host is slow
-        progress = judge.progress(processes.run_dir)
+        progress = stalled_calls.progress(processes.run_dir)
         if progress != self._progress:
             self._still_since, self._progress = now, progress
             return False
         if now - self._still_since < CONFIRM_SECONDS or not processes.refresh():
             return False
-        return judge.progress(processes.run_dir) == progress
+        return stalled_calls.progress(processes.run_dir) == progress
 
     def _tell_who_is_left(self) -> None:
         """Once: over gloo or an MPI nothing shows whether the others wait in vain."""
@@ -183,7 +183,7 @@ class Call:
     def _give_up(self) -> None:
         stacks = self._processes.stacks(self._missing)
         self._processes.refresh()
-        awaited = judge.awaited(self._processes.run_dir, self._outcomes, stacks)
+        awaited = stalled_calls.awaited(self._processes.run_dir, self._outcomes, stacks)
         for rank, text in stacks.items():
             words, waits_for = tuple(text.splitlines()), awaited.get(rank, ())
             self._outcomes[rank] = self._of(rank, Kind.STUCK, words=words, waits_for=waits_for)

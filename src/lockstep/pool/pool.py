@@ -12,7 +12,7 @@ from lockstep import _config
 from lockstep._errors import ConfigError, SpawnError
 from lockstep.bootstrap import mpi_backend
 from lockstep.launch import before_start
-from lockstep.pool import hosts, judge, messages, outcome
+from lockstep.pool import hosts, messages, outcome, stalled_calls
 from lockstep.pool.call import Call, wait_until_ready
 from lockstep.pool.outcome import Kind, Outcome
 from lockstep.pool.processes import PoolSpec, Processes
@@ -246,7 +246,7 @@ class Pool:
             return False  # there are no records that show a collective in flight
         if any(o.failure.is_jax for o in outcomes if o.failure):
             return False
-        return judge.becomes_quiet(self._processes.run_dir, self._processes.refresh)
+        return stalled_calls.becomes_quiet(self._processes.run_dir, self._processes.refresh)
 
     # The processes
 

@@ -65,13 +65,17 @@ def waits(run_dir: Path, attempt: int) -> str:
     """Which process of a job that runs has others wait for long; "" where none, or not known."""
     with contextlib.suppress(Exception):  # the job is being stopped, and that comes first
         if _run_files.has_records(run_dir, attempt):
-            from lockstep.flight_recorder import diagnose, headlines, model
+            from lockstep.flight_recorder import diagnose, diagnosis_headline, run_records
             from lockstep.processes import live
 
-            run = model.read_run(run_dir, attempt)
+            run = run_records.read_run(run_dir, attempt)
             now = live.now_of_hosts(run, time.monotonic_ns())
             found = live.settled(diagnose.diagnose(run), now)
-            return headlines.headline(found) if found.kind is not diagnose.Kind.NOTHING else ""
+            return (
+                diagnosis_headline.headline(found)
+                if found.kind is not diagnose.Kind.NOTHING
+                else ""
+            )
     return ""
 
 
@@ -102,9 +106,9 @@ def differences(run_dir: Path, attempt: int) -> str:
 
 
 def _diagnosed(run_dir: Path, attempt: int) -> diagnose.Diagnosis:
-    from lockstep.flight_recorder import diagnose, model
+    from lockstep.flight_recorder import diagnose, run_records
 
-    return diagnose.diagnose(model.read_run(run_dir, attempt))
+    return diagnose.diagnose(run_records.read_run(run_dir, attempt))
 
 
 def new_name() -> str:

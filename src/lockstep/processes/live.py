@@ -14,7 +14,7 @@ from lockstep.flight_recorder.diagnose import (
     Kind,
     Row,
 )
-from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.run_records import Process, Run
 
 
 def settled(diagnosis: Diagnosis, now: Mapping[str, int]) -> Diagnosis:

@@ -23,7 +23,7 @@ from typing import Any
 
 from lockstep import _jax_compat
 from lockstep.callsites import hlo_text
-from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder import format, run_records
 from lockstep.flight_recorder.format import Op, ProcessRecord, Ring, State
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations
@@ -78,7 +78,7 @@ class Record:
         """None: a program without collectives."""
         self._functions = Functions()
         self._clique_words = 0
-        self.new_sites: Callable[[Sequence[model.Site]], None] = lambda _: None
+        self.new_sites: Callable[[Sequence[run_records.Site]], None] = lambda _: None
         """Is given the line of each program that is launched for the first time."""
         self.new_program: Callable[[Program, str], None] = lambda _, __: None
         """Is given that program, and its text as it was compiled."""
@@ -307,10 +307,10 @@ def _representatives(devices: Sequence[int], owner: Mapping[int, int]) -> tuple[
     return tuple(first[p] for p in sorted({owner[device] for device in devices}))
 
 
-def sites_of(programs: Mapping[int, Program]) -> tuple[model.Site, ...]:
+def sites_of(programs: Mapping[int, Program]) -> tuple[run_records.Site, ...]:
     """The lines of launched programs, by the run ids of their launches."""
     return tuple(
-        model.Site(
+        run_records.Site(
             program=run_id,
             fingerprint=one.executable or one.key,
             module=one.name,

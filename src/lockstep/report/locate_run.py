@@ -15,7 +15,7 @@ from lockstep import _run_files
 from lockstep._errors import RecordError
 from lockstep._words import printable
 from lockstep.flight_recorder.format import MAGIC, TIME_ERROR_NS, ProcessRecord
-from lockstep.flight_recorder.model import Process, Run, read_record, read_run
+from lockstep.flight_recorder.run_records import Process, Run, read_record, read_run
 from lockstep.hosts import host_query
 from lockstep.processes import failed_runs
 from lockstep.processes.console import complain

@@ -15,10 +15,10 @@ from rich.text import Text
 from lockstep._errors import RecordError
 from lockstep._words import counted, format_seconds, processes
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Row, diagnose
+from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.format import State
-from lockstep.flight_recorder.headlines import headline
-from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import described
+from lockstep.flight_recorder.run_records import Run
 from lockstep.flight_recorder.time_summary import summarize
 from lockstep.processes import live
 from lockstep.report import locate_run

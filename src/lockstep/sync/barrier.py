@@ -18,8 +18,8 @@ from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import DifferenceError, MissingProcessError
 from lockstep.bootstrap import engine_start, service_loss
 from lockstep.callsites import frames
-from lockstep.flight_recorder.headlines import BARRIER_DEADLOCK
-from lockstep.flight_recorder.model import Caller
+from lockstep.flight_recorder.diagnosis_headline import BARRIER_DEADLOCK
+from lockstep.flight_recorder.run_records import Caller
 from lockstep.flight_recorder.waits import Barrier
 from lockstep.job import current_job, kv_store
 from lockstep.job.uses import Uses

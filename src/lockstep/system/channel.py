@@ -5,7 +5,7 @@ big-endian). Both ends use a `Channel`, over a socket or over two pipes. It neve
 cannot be written is kept until the descriptor takes it, and callers that may wait call `flush` and
 `next`. Sizes are bounded, because the other side may be another program; `TRUSTED` lifts the
 bounds for sockets in the private directory of a run. What differs stands above: how a peer proves
-itself (`lockstep.hosts.network_probe`), and what a body means (`lockstep.pool.messages`).
+itself (`lockstep.hosts.checks.network_probe`), and what a body means (`lockstep.pool.messages`).
 
 An agent begins with `GREETING`. What comes before it (a shell's start-up files may print) is left
 out.

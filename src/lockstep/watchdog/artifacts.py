@@ -44,7 +44,7 @@ class Artifacts:
     sites: str = ""
     possible_sites: str = ""
     callers: str = ""
-    """The lines of the program behind them: see `lockstep.flight_recorder.model`."""
+    """The lines of the program behind them: see `lockstep.flight_recorder.run_records`."""
     waits: str = ""
     """The barriers that it waits in: see `lockstep.flight_recorder.waits`."""
     stacks: str = ""

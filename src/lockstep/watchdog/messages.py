@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lockstep._run_files import Exit
-from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder import format, run_records
 from lockstep.flight_recorder.waits import waits_of
 
 _MAX_BODY = 1 << 28
@@ -51,7 +51,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
     return found, body
 
 
-def pack_processes(processes: Sequence[model.Process]) -> tuple[list[dict[str, Any]], bytes]:
+def pack_processes(processes: Sequence[run_records.Process]) -> tuple[list[dict[str, Any]], bytes]:
     """Records and lines of processes: a part of a head, and a body."""
     reports, records = [], []
     for process in processes:
@@ -77,16 +77,16 @@ def encode_record(record: format.ProcessRecord) -> bytes:
     return format.encode(record, _room(record))
 
 
-def _fields(of: model.Site | model.Caller | Exit) -> list[Any]:
+def _fields(of: run_records.Site | run_records.Caller | Exit) -> list[Any]:
     return [getattr(of, name) for name in of.__slots__]
 
 
-def _site(fields: Sequence[Any]) -> model.Site:
-    return model.site_of(dict(zip(model.Site.__slots__, fields, strict=True)))
+def _site(fields: Sequence[Any]) -> run_records.Site:
+    return run_records.site_of(dict(zip(run_records.Site.__slots__, fields, strict=True)))
 
 
-def _caller(file: Any, line: Any, function: Any, columns: Any) -> model.Caller:
-    return model.Caller(str(file), int(line), str(function), str(columns))
+def _caller(file: Any, line: Any, function: Any, columns: Any) -> run_records.Caller:
+    return run_records.Caller(str(file), int(line), str(function), str(columns))
 
 
 def _room(record: format.ProcessRecord) -> int:
@@ -95,7 +95,7 @@ def _room(record: format.ProcessRecord) -> int:
     return 1 << most.bit_length()
 
 
-def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[model.Process]:
+def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[run_records.Process]:
     """Raises ValueError, KeyError, TypeError, `RecordError` or zlib.error for what is none."""
     unpacker = zlib.decompressobj()
     records = unpacker.decompress(body, _MAX_BODY)
@@ -114,7 +114,7 @@ def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[mod
         problems = tuple(map(str, one["problems"]))
         ending = Exit(*one["exit"]) if one["exit"] else None
         found.append(
-            model.Process(
+            run_records.Process(
                 int(one["index"]),
                 record,
                 sites,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockstep.flight_recorder import model
+from lockstep.flight_recorder import run_records
 from lockstep.system import channel, unix_socket
 from lockstep.watchdog import messages
 
@@ -20,7 +20,7 @@ SOCKET = "agent.sock"
 _TIMEOUT_SECONDS = 10.0
 
 
-def pack(processes: Sequence[model.Process], clock_error_ns: int) -> bytes:
+def pack(processes: Sequence[run_records.Process], clock_error_ns: int) -> bytes:
     """What is passed on: processes of other hosts, their times as of a clock of this host's."""
     reports, body = messages.pack_processes(processes)
     values = {"processes": reports, "clock_error_ns": clock_error_ns}
@@ -45,7 +45,7 @@ class QueryServer(threading.Thread):
                 connection.sendall(self._scan())
 
 
-def complete(found: model.Run, folder: Path) -> model.Run:
+def complete(found: run_records.Run, folder: Path) -> run_records.Run:
     """``found``, with the processes of other hosts if an agent is there to ask. Raises nothing."""
     if not (folder / SOCKET).exists() or all(process.record for process in found.processes):
         return found

@@ -25,7 +25,7 @@ from lockstep.callsites.hlo_metadata import (
     digests,
     near,
 )
-from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder import format, run_records
 from lockstep.flight_recorder.program_difference import Difference
 from lockstep.flight_recorder.waits import read_waits
 from lockstep.job.topology import Peer
@@ -92,7 +92,7 @@ class Records:
         if artifacts and artifacts.record:
             # Its agent removes the file when it ends, where two agents share a machine.
             with contextlib.suppress(FileNotFoundError):
-                return model.read_record(artifacts.record, latest, after)
+                return run_records.read_record(artifacts.record, latest, after)
         peer = self._peers[process]  # it keeps none, or keeps it in another place
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
@@ -109,8 +109,10 @@ class Records:
         pid = next(peer.pid for peer in self._local if peer.process == process)
         return stack_dump.request(pid, Path(self._artifacts[process].stacks))
 
-    def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
-        """The processes of this host: endings and waits, then records, then sites (`model`)."""
+    def of_host(
+        self, own_sites: Sequence[run_records.Site], latest: int | None
+    ) -> list[run_records.Process]:
+        """The processes of this host: endings and waits, then records, then sites."""
         endings = {peer.process: self.ending(peer.process) for peer in self._local}
         waits = {index: read_waits(self._artifacts[index].waits) for index in endings}
         alive = (index for index, (_, exit) in endings.items() if exit is None)
@@ -122,21 +124,21 @@ class Records:
             if index != self.own:
                 artifacts = self._artifacts[index]
                 sites = (
-                    model.read_sites(artifacts.sites)[0]
-                    + model.read_sites(artifacts.possible_sites)[0]
+                    run_records.read_sites(artifacts.sites)[0]
+                    + run_records.read_sites(artifacts.possible_sites)[0]
                 )
-                callers = model.read_callers(artifacts.callers)
+                callers = run_records.read_callers(artifacts.callers)
             known = (record, sites, *endings[index])
-            found.append(model.Process(index, *known, callers=callers, waits=waits[index]))
+            found.append(run_records.Process(index, *known, callers=callers, waits=waits[index]))
         return found
 
     def read(
         self,
-        own_sites: Sequence[model.Site],
+        own_sites: Sequence[run_records.Site],
         vary: bool,
         latest: int | None = None,
         remote: RemoteHosts | None = None,
-    ) -> model.Run:
+    ) -> run_records.Run:
         """All that is known, of other hosts too.
 
         ``latest`` is how many entries of each device are read.
@@ -155,9 +157,11 @@ class Records:
         # Each of two hosts that are not this one may be off.
         hosts = 2 * max((clock.error for clock in clocks.values()), default=0)
         error = hosts + format.TIME_ERROR_NS
-        return model.Run(tuple(processes), self._attempt, vary, error, self.difference)
+        return run_records.Run(tuple(processes), self._attempt, vary, error, self.difference)
 
-    def _is_of_job(self, received: model.Process, here: Sequence[model.Process]) -> bool:
+    def _is_of_job(
+        self, received: run_records.Process, here: Sequence[run_records.Process]
+    ) -> bool:
         """Whether a record is of the process that it was received for, and of this start of
         engines."""
         record = received.record
@@ -177,16 +181,18 @@ def _exact(fresh: Exit | None, kept: Exit | None) -> Exit | None:
     return fresh if fresh is not None and fresh.is_seen else kept or fresh
 
 
-def _silent(peer: Peer, error: ErrorRecord | None, ending: Exit | None) -> model.Process:
+def _silent(peer: Peer, error: ErrorRecord | None, ending: Exit | None) -> run_records.Process:
     why = () if ending else ("no process of its host has answered",)
-    return model.Process(peer.process, error=error, exit=ending, problems=why, label=peer.label)
+    return run_records.Process(
+        peer.process, error=error, exit=ending, problems=why, label=peer.label
+    )
 
 
 def on_one_clock(
-    here: Sequence[model.Process],
-    there: Sequence[model.Process],
+    here: Sequence[run_records.Process],
+    there: Sequence[run_records.Process],
     clocks: Mapping[int, messages.Clock],
-) -> Iterator[model.Process]:
+) -> Iterator[run_records.Process]:
     """The processes of other hosts, as if their hosts' clocks were set as this one's. Pure.
 
     The times in a record become those of all by its two clocks: see `flight_recorder.timeline`. An
@@ -214,8 +220,8 @@ class SiteWriter:
         self._matcher = Matcher(_jax_compat.device_lists)
         self._seen: dict[int, int] = {}
         self._open: dict[int, set[tuple[str, int]]] = {}
-        self._certain: list[model.Site] = []
-        self._possible: list[model.Site] = []
+        self._certain: list[run_records.Site] = []
+        self._possible: list[run_records.Site] = []
         self._uses = Uses()
         self._known: list[tuple[int, CompiledProgram]] = []
         """The programs whose first execution is certain, and that."""
@@ -225,7 +231,7 @@ class SiteWriter:
         """The same programs as they were compiled."""
 
     @property
-    def found(self) -> list[model.Site]:
+    def found(self) -> list[run_records.Site]:
         return self._certain + self._possible
 
     def hold(self, program: Any) -> None:
@@ -264,7 +270,7 @@ class SiteWriter:
         if self._possible != before:
             write_sites(self._artifacts.possible_sites, "w", self._possible)
 
-    def _sites(self, execution: int, program: CompiledProgram) -> Iterator[model.Site]:
+    def _sites(self, execution: int, program: CompiledProgram) -> Iterator[run_records.Site]:
         used = self._uses.of(program.fingerprint)
         thread = self._uses.thread(program.fingerprint)
         first = used[0].short if used else ""
@@ -275,7 +281,7 @@ class SiteWriter:
                     site, thread=thread, first_line=first if collective.file else ""
                 )
 
-    def _add(self, sites: Sequence[model.Site]) -> None:
+    def _add(self, sites: Sequence[run_records.Site]) -> None:
         self._certain += sites
         write_sites(self._artifacts.sites, "a", sites)
 
@@ -303,7 +309,7 @@ class SiteWriter:
         calls.add((format.OPS[entry.op], entry.op_id))
 
 
-def write_sites(path: str, mode: str, sites: Sequence[model.Site]) -> None:
+def write_sites(path: str, mode: str, sites: Sequence[run_records.Site]) -> None:
     """Writes call sites for the other processes; does nothing where they cannot be written."""
     lines = [json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites]
     with contextlib.suppress(OSError), open(path, mode, encoding="utf-8") as file:
@@ -311,10 +317,13 @@ def write_sites(path: str, mode: str, sites: Sequence[model.Site]) -> None:
 
 
 def _site(
-    execution: int, program: CompiledProgram, collective: Collective, used: model.Caller | None
-) -> model.Site:
+    execution: int,
+    program: CompiledProgram,
+    collective: Collective,
+    used: run_records.Caller | None,
+) -> run_records.Site:
     is_first = collective is program.collectives[0]
-    return model.Site(
+    return run_records.Site(
         program=execution % (1 << 32),
         fingerprint=program.fingerprint.decode(errors="replace"),
         module=program.module,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lockstep.engine import bindings
-from lockstep.flight_recorder import model
+from lockstep.flight_recorder import run_records
 from lockstep.job.topology import Peer
 from lockstep.watchdog import messages
 
@@ -70,7 +70,7 @@ class Post(Protocol):
 class LocalHost:
     """What this process can report of its own host."""
 
-    processes: Callable[[int | None], Sequence[model.Process]]
+    processes: Callable[[int | None], Sequence[run_records.Process]]
     """All of the host; of how many entries of each device."""
     stacks: Callable[[int], str]
     """The Python stacks of one of them."""
@@ -107,7 +107,9 @@ class RemoteHosts(threading.Thread):
 
     # Requests
 
-    def scan(self, latest: int | None) -> tuple[list[model.Process], dict[int, messages.Clock]]:
+    def scan(
+        self, latest: int | None
+    ) -> tuple[list[run_records.Process], dict[int, messages.Clock]]:
         """The processes of other hosts that answered for, and the clocks of their hosts.
 
         ``latest`` is how many entries of each device are read; such a scan is a quick one, and asks
@@ -117,7 +119,7 @@ class RemoteHosts(threading.Thread):
             host: [p for p in peers if latest is None or self._post.is_connected(p.process)]
             for host, peers in self._hosts.items()
         }
-        found: list[model.Process] = []
+        found: list[run_records.Process] = []
         clocks: dict[int, messages.Clock] = {}
         tried: set[int] = set()
         for _ in range(2):
@@ -138,7 +140,7 @@ class RemoteHosts(threading.Thread):
         """Whether its host has a process left that can be asked."""
         return self._speaker(self._hosts[peer.host_id], set()) is not None
 
-    def report_of(self, peer: Peer, timeout: float) -> model.Process | None:
+    def report_of(self, peer: Peer, timeout: float) -> run_records.Process | None:
         """What a process of its host reports of one process; None without an answer."""
         speaker = self._speaker(self._hosts[peer.host_id], set())
         requested = [] if speaker is None else [speaker]
@@ -317,7 +319,7 @@ def _in_order(here: Iterable[_Message]) -> list[_Message]:
     ]
 
 
-def _processes(response: Response) -> list[model.Process]:
+def _processes(response: Response) -> list[run_records.Process]:
     with contextlib.suppress(Exception):  # of another version, say: as good as no answer
         return messages.unpack_processes(response.head["processes"], response.body)
     return []

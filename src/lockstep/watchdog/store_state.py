@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep._errors import RecordError
 from lockstep._run_files import Exit
-from lockstep.flight_recorder import diagnose, format, model, text_report
+from lockstep.flight_recorder import diagnose, format, run_records, text_report
 from lockstep.flight_recorder.format import ProcessRecord, State
 from lockstep.flight_recorder.program_difference import Difference
 from lockstep.flight_recorder.waits import Waits
@@ -29,7 +29,7 @@ class ProcessState:
 
     index: int
     record: ProcessRecord
-    callers: Mapping[int, tuple[model.Caller, ...]]
+    callers: Mapping[int, tuple[run_records.Caller, ...]]
     stack: str
     """The Python stack of its main thread, the innermost frame first."""
     at: str
@@ -74,7 +74,7 @@ class ProcessState:
             packed = zlib.decompressobj().decompress(base64.b64decode(found["record"]), _MAX_BYTES)
             callers = {
                 int(site): tuple(
-                    model.Caller(str(f), int(n), str(w), str(c)) for f, n, w, c in lines
+                    run_records.Caller(str(f), int(n), str(w), str(c)) for f, n, w, c in lines
                 )
                 for site, lines in found["callers"].items()
             }
@@ -94,11 +94,11 @@ class ProcessState:
         known = [entry.run_id for entry in entries if entry.run_id in self.programs]
         return self.programs[known[-1]] if known else None
 
-    def as_process(self, index: int) -> model.Process:
+    def as_process(self, index: int) -> run_records.Process:
         title = self.compiles.title if self.compiles else ""
         waits = Waits(compiles=title, compiled_for=self.compiled_for)
         sites = launches.sites_of(self.programs)
-        return model.Process(index, self.record, sites, callers=self.callers, waits=waits)
+        return run_records.Process(index, self.record, sites, callers=self.callers, waits=waits)
 
 
 def progress(record: ProcessRecord) -> tuple[tuple[int, int], ...]:
@@ -132,12 +132,12 @@ class Missing:
     stack: str = ""
     """Its Python stacks, where it could be made to write them without its interpreter."""
 
-    def as_process(self, index: int) -> model.Process:
+    def as_process(self, index: int) -> run_records.Process:
         if self.is_gone:
             ending = Exit(reason="it has ended, and only its parent process knows how")
-            return model.Process(index, exit=ending, label=self.label)
+            return run_records.Process(index, exit=ending, label=self.label)
         found = "it runs no Python thread" if self.stack else self.found
-        return model.Process(index, problems=(f"no answer: {found}",), label=self.label)
+        return run_records.Process(index, problems=(f"no answer: {found}",), label=self.label)
 
 
 def judge(
@@ -153,7 +153,7 @@ def judge(
         missing[index].as_process(index) if state is None else state.as_process(index)
         for index, state in enumerate(states)
     ]
-    return diagnose.diagnose(model.Run(tuple(processes), difference=difference))
+    return diagnose.diagnose(run_records.Run(tuple(processes), difference=difference))
 
 
 def launched_at(

@@ -273,7 +273,7 @@ NUMPY = {"f32": "float32", "bf16": "bfloat16", "s32": "int32", "s8": "int8", "pr
 
 def record() -> format.ProcessRecord:
     from lockstep.engine import bindings
-    from lockstep.flight_recorder.model import read_record
+    from lockstep.flight_recorder.run_records import read_record
 
     return read_record(f"/proc/self/fd/{bindings.recorder_fd()}")
 

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep._finding import Finding
-from lockstep.hosts import preflight
-from lockstep.hosts.address_choice import choose, network_of
+from lockstep.hosts.checks import preflight
+from lockstep.hosts.checks.address_choice import choose, network_of
+from lockstep.hosts.checks.host_findings import other_version
+from lockstep.hosts.checks.host_pairs import rounds, sample
+from lockstep.hosts.checks.request import HostState, Request
+from lockstep.hosts.checks.ssh_errors import Failure, explain, not_started
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
-from lockstep.hosts.host_findings import other_version
 from lockstep.hosts.host_list import Host
-from lockstep.hosts.host_pairs import rounds, sample
-from lockstep.hosts.host_state import HostState, Request
-from lockstep.hosts.ssh_errors import Failure, explain, not_started
 from lockstep.hosts.starters import is_here
 
 _KEY_BYTES = 32

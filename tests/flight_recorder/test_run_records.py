@@ -15,7 +15,7 @@ from flight_recorder.simulate import site
 from lockstep import RecordError
 from lockstep._run_files import CALLERS, SITES, ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Kind, diagnose
-from lockstep.flight_recorder.model import Caller, read_run
+from lockstep.flight_recorder.run_records import Caller, read_run
 
 
 def folder(top: Path, process: int, attempt: int = 0) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lockstep._finding import Finding, problem, warning
-from lockstep.hosts.host_findings import most
-from lockstep.hosts.host_state import HostState, Request, listed
+from lockstep.hosts.checks.host_findings import most
+from lockstep.hosts.checks.request import HostState, Request, listed
 
 
 def check(host: HostState, hosts: Sequence[HostState], request: Request) -> list[Finding]:

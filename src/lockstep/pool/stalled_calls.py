@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lockstep._run_files import Exit
 from lockstep._words import processes
-from lockstep.flight_recorder import diagnose, model, text_report
+from lockstep.flight_recorder import diagnose, run_records, text_report
 from lockstep.flight_recorder.format import ProcessState
 from lockstep.pool.outcome import Kind, Outcome
 from lockstep.system import stack_dump
@@ -95,7 +95,7 @@ def _diagnosed(run_dir: Path, answered: Mapping[int, Outcome]) -> diagnose.Diagn
     return diagnose.diagnose(dataclasses.replace(run, processes=ended))
 
 
-def _as_ended(process: model.Process, answered: Mapping[int, Outcome]) -> model.Process:
+def _as_ended(process: run_records.Process, answered: Mapping[int, Outcome]) -> run_records.Process:
     outcome = answered.get(process.index)
     if outcome is None:
         return process
@@ -111,10 +111,10 @@ def _as_ended(process: model.Process, answered: Mapping[int, Outcome]) -> model.
     )
 
 
-def _read(run_dir: Path) -> model.Run | None:
+def _read(run_dir: Path) -> run_records.Run | None:
     """The records; None where there are none: the engine is not used, or nothing has run yet."""
     with contextlib.suppress(Exception):  # a record that cannot be read must not hide the outcome
-        run = model.read_run(run_dir, 0)
+        run = run_records.read_run(run_dir, 0)
         if all(process.record for process in run.processes):
             return run
     return None

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._finding import Finding, ok, problem, warning
 from lockstep._words import format_seconds
-from lockstep.hosts import network_probe
-from lockstep.hosts.address_choice import shown
-from lockstep.hosts.host_state import HostState, Request, listed
+from lockstep.hosts.checks import network_probe
+from lockstep.hosts.checks.address_choice import shown
+from lockstep.hosts.checks.request import HostState, Request, listed
 
 _CAUSES = {
     network_probe.TIMEOUT: "nothing answers in time: a firewall on one of them or between them",

@@ -1,4 +1,6 @@
-"""Runs a command as long as another process lives: ``... -m lockstep.notebook.tether PID -- CMD``.
+"""Runs a command as long as another process lives.
+
+    python -m lockstep.notebook.controller_guard PID -- COMMAND
 
 The controller of a notebook's job has a session of its own, so that Ctrl-C does not reach it, and
 would outlive a notebook's kernel that is killed. A parent-death signal does not serve here: it
@@ -30,7 +32,7 @@ GRACE = 3.0
 
 def command(words: Sequence[str]) -> list[str]:
     """The command line that runs ``words`` as long as this process lives."""
-    own = [sys.executable, "-P", "-m", "lockstep.notebook.tether", str(os.getpid()), "--"]
+    own = [sys.executable, "-P", "-m", "lockstep.notebook.controller_guard", str(os.getpid()), "--"]
     return [*own, *words]
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._finding import OK, PROBLEM, STATUSES, Finding, problem
 from lockstep._words import counted
-from lockstep.hosts import gpu_findings
-from lockstep.hosts import host_findings as each_host
-from lockstep.hosts.host_state import HostState, Request
-from lockstep.hosts.network_findings import check_network
+from lockstep.hosts.checks import gpu_findings
+from lockstep.hosts.checks import host_findings as each_host
+from lockstep.hosts.checks.network_findings import check_network
+from lockstep.hosts.checks.request import HostState, Request
 
 Findings = Mapping[str, Sequence[Finding]]
 """Label of a host -> its findings."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._finding import Finding, ok, problem, warning
 from lockstep._words import counted, format_size
-from lockstep.hosts.address_choice import shown
-from lockstep.hosts.host_state import HostState, Request, listed
-from lockstep.hosts.ssh_errors import Failure, same_lockstep
+from lockstep.hosts.checks.address_choice import shown
+from lockstep.hosts.checks.request import HostState, Request, listed
+from lockstep.hosts.checks.ssh_errors import Failure, same_lockstep
 from lockstep.system import oom
 from lockstep.system.interfaces import is_loopback
 

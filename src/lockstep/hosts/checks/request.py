@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep._config import DEFAULT_CHECK_TIMEOUT
-from lockstep.hosts.address_choice import Choice
-from lockstep.hosts.ssh_errors import Failure
+from lockstep.hosts.checks.address_choice import Choice
+from lockstep.hosts.checks.ssh_errors import Failure
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TETHER = [sys.executable, "-P", "-m", "lockstep.notebook.tether"]
+TETHER = [sys.executable, "-P", "-m", "lockstep.notebook.controller_guard"]
 SLOW_CHILD = """
 import os, subprocess, sys, time
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.bootstrap.endpoints import route_to
-from lockstep.hosts import facts, network_probe
+from lockstep.hosts.checks import facts, network_probe
 from lockstep.system import tcp_ports
 
 ANSWERS = {"facts": "facts", "listen": "listening", "probe": "probed", "deaf": "deafened"}
