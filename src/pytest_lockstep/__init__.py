@@ -45,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="lockstep, gloo or mpi, for all tests with the mark lockstep, instead of their own",
     )
     add(
+        "--lockstep-preload",
+        metavar="MODULES",
+        help="import these modules (jax,scipy.linalg) once for all processes of a job, which are "
+        "then forks, as with lockstep run --preload",
+    )
+    add(
         "--lockstep-timeout",
         metavar="SECONDS",
         type=float,

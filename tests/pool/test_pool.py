@@ -286,7 +286,12 @@ os.kill(os.getpid(), 9)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("", ["none"]), ("--bind cores", ["cores"]), ("--bind=none", ["none"])],
+    [
+        ("", ["none"]),
+        ("--bind cores", ["cores"]),
+        ("--bind=none", ["none"]),
+        ("--preload jax,numpy", ["none", "--preload", "jax,numpy"]),
+    ],
 )
 def test_processes_of_this_machine_are_bound_on_request(options: str, words: list[str]) -> None:
     assert hosts.parse("", options, 2) == (["--bind", *words], ())

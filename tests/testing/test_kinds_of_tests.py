@@ -87,7 +87,6 @@ def test_classes_of_unittest_and_marks_of_parameters(printed: str) -> None:
     assert "asks for 2 layouts (n1-d1, n2-d1), and a parameter is one test" in printed
 
 
-@pytest.mark.full
 def test_neither_collection_nor_tests_bring_jax_into_the_parent(printed: str) -> None:
     assert "\nat collection: []" in printed, printed
     assert "\nat the end: []" in printed, printed

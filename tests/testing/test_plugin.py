@@ -185,7 +185,9 @@ FIRST = """
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = project(tmp_path_factory.mktemp("project"), TESTS, CONFTEST)
     (folder / "test_first.py").write_text(textwrap.dedent(FIRST))  # with the same processes
-    status, text = session(folder, "-v", "--junitxml=out.xml", "--durations=0")
+    status, text = session(
+        folder, "-v", "--lockstep-preload=jax", "--junitxml=out.xml", "--durations=0"
+    )
     assert status == 1, text
     (folder / "printed").write_text(text)
     return text

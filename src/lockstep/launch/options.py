@@ -203,14 +203,7 @@ def run_parser() -> argparse.ArgumentParser:
         help="start the whole job again after a failure, at most K times; the program has to "
         "continue from its last checkpoint; default: 0",
     )
-    add(
-        "--preload",
-        type=checked(_modules),
-        default=(),
-        metavar="MODULES",
-        help="import these modules (jax,sklearn.datasets) once on each host, for all processes and "
-        "restarts, which are then forks: starts several times faster; default: none",
-    )
+    add_preload(group)
     return parser
 
 
@@ -230,6 +223,18 @@ def add_bind(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
         help="cores: bind each process to its own share of the cores, if there is a core for each; "
         "none: leave the placement to the kernel; default: cores if every share has at least two "
         "cores, and one per device of -d",
+    )
+
+
+def add_preload(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds ``--preload``."""
+    parser.add_argument(
+        "--preload",
+        type=checked(_modules),
+        default=(),
+        metavar="MODULES",
+        help="import these modules (jax,sklearn.datasets) once on each host, for all processes and "
+        "restarts, which are then forks: starts several times faster; default: none",
     )
 
 

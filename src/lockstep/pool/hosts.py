@@ -15,7 +15,8 @@ from lockstep.launch import options as run_options
 class _Parser(usage.Parser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(
-            f"options: {message}. Allowed are those of lockstep run for hosts, and --bind."
+            f"options: {message}. Allowed are those of lockstep run for hosts, "
+            "--bind and --preload."
         )
 
 
@@ -36,6 +37,7 @@ def parse(
     parser = _Parser(prog="lockstep.Pool", add_help=False, allow_abbrev=False)
     host_options.add_hosts(parser)
     run_options.add_bind(parser)
+    run_options.add_preload(parser)
     args = parser.parse_args(words)
     if args.hosts or args.hostfile:
         if args.min_hosts or args.spares or args.grow or args.this_host:
@@ -45,7 +47,10 @@ def parse(
         return words, host_list.labels_of_processes(
             host_list.place(hosts_command.hosts_of(args), n)
         )
-    bind = ["--bind", args.bind or "none"]
-    if args != parser.parse_args(bind) and words:
+    args.bind = args.bind or "none"
+    here = ["--bind", args.bind]
+    if args.preload:
+        here += ["--preload", ",".join(args.preload)]
+    if args != parser.parse_args(here):
         raise ConfigError("hosts: give the names of hosts, such as hosts='a:4,b:4', or --hostfile.")
-    return bind, ()
+    return here, ()

@@ -95,7 +95,8 @@ class Pool:
         same directory, Python and packages.
       options: further options of ``lockstep run`` for hosts, such as ``"--interface eth1"``,
         ``"--ssh 'ssh -F FILE'"``, ``"--hostfile FILE"`` (instead of ``hosts``); and ``"--bind
-        cores"``, as for ``lockstep run``. Default: on this machine, the kernel places processes.
+        cores"`` and ``"--preload jax,scipy.linalg"``, as for ``lockstep run``. Default: on this
+        machine, the kernel places processes, and each imports its own modules.
 
     Raises:
       ConfigError: an argument has a bad value.

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import random
+import shlex
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -199,8 +200,13 @@ class Controller:
         env = {}
         if self._pdb:  # the others wait while a person looks
             env = {"LOCKSTEP_COLLECTIVE_TIMEOUT": "0", "LOCKSTEP_STALL_WARNING": "0"}
+        modules = self._config.getoption("lockstep_preload")
         self._pools[layout] = Pool(
-            layout.n, layout.devices, collectives=layout.collectives, env=env
+            layout.n,
+            layout.devices,
+            collectives=layout.collectives,
+            env=env,
+            options=f"--preload {shlex.quote(modules)}" if modules else "",
         )
         return self._pools[layout]
 

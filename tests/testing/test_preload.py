@@ -1,0 +1,15 @@
+"""``--lockstep-preload``, which this project's own tests use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.lockstep(n=2, devices=2)
+def test_the_processes_are_forks_of_one_interpreter(request: pytest.FixtureRequest) -> None:
+    command = Path("/proc/self/cmdline").read_text().split("\0")
+    assert ("lockstep.processes.preloaded" in command) == bool(
+        request.config.getoption("lockstep_preload")
+    ), command
