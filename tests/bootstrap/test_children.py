@@ -174,7 +174,7 @@ print("exit code", child.exitcode)
 def test_a_child_that_imports_the_main_file_again_cannot_join(how: str) -> None:
     result = run_lockstep([], AGAIN.format(how=how), n=1, timeout=90)
     assert "exit code 1" in result.stdout, result
-    assert "not reached" not in result.stdout, result
+    assert "not reached" not in result.stdout
     said = [line for line in result.stderr.splitlines() if "at the top level" in line]
     assert len(said) == 1, result
     assert (

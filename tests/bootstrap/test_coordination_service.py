@@ -68,7 +68,7 @@ def test_the_service_listens_on_loopback_and_refuses_peers_without_the_key(tmp_p
         assert "sum 2.0" in lines, result
     if HAS_TLS:
         assert "outsider" in result.stdout, result
-        assert "read" not in result.stdout, result
+        assert "read" not in result.stdout
 
 
 @pytest.mark.full

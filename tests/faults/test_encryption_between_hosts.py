@@ -10,6 +10,7 @@ from faults.harness import PROGRAMS
 from faults.host_jobs import PROGRAM, assert_nothing_left, end, everything
 from faults.hosts import Hosts, possible
 from lanes import full, needs
+from support import assert_unsaid
 
 pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
 
@@ -44,7 +45,7 @@ def test_an_eavesdropper_reads_the_arrays_without_encryption_only(
         said = everything(hosts, 2)
         assert statuses == [0] * 2, said
         assert said.count("gathered by mpi") == 2, said
-        assert "lockstep:" not in said
+        assert_unsaid("lockstep:", said)
         assert reads.result() == f"heard all {wanted}\n"
     assert_nothing_left(hosts)
 

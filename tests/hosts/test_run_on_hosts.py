@@ -17,6 +17,7 @@ import pytest
 
 from lanes import full, needs
 from ssh_hosts import SshHosts, pid_of, possible, ssh_hosts
+from support import assert_unsaid
 
 pytestmark = needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
 
@@ -110,7 +111,7 @@ def test_a_job_runs_on_all_slots_of_all_hosts(hosts: SshHosts, tmp_path: Path) -
         ), found.stdout
         [log] = (tmp_path / "logs").glob(f"run_*/attempt_0/process_{process}/stdout.log")
         assert log.read_text().startswith("[0, 1, 2, 3]")
-    assert "lockstep" not in found.stderr
+    assert_unsaid("lockstep", found.stderr)
     hosts.assert_nothing_left()
 
 

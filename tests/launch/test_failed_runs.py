@@ -15,7 +15,7 @@ import pytest
 from lockstep import _run_files
 from lockstep.processes import failed_runs
 from lockstep.report import locate_run
-from support import run_lockstep, start_lockstep, wait_until
+from support import assert_unsaid, run_lockstep, start_lockstep, wait_until
 
 # A recorder file that nobody can read is one too: here it only has to be kept.
 PROGRAM = """
@@ -90,7 +90,7 @@ def test_without_a_recorder_file_nothing_is_kept() -> None:
     with start_lockstep(["-n", "2"], "raise ValueError") as run:
         result = run.finish(30)
         assert not list(run.folder.glob("lockstep-*"))
-    assert "lockstep report" not in result.stderr
+    assert_unsaid("lockstep report", result.stderr)
 
 
 def test_failed_runs_are_kept_for_a_week_and_below_a_size(

@@ -55,7 +55,7 @@ for line in range(80):
     said = run_lockstep([], program, expect_status=1, forked=True).said_by_launcher
     assert "failed first: ValueError: no data (exit code 1), program.py:" in said
     assert '    raise ValueError("no data")' in said
-    assert "(traceback above)" not in said
+    assert_unsaid("(traceback above)", said)
 
 
 def test_the_last_line_is_the_headline_again() -> None:

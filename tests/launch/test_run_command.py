@@ -83,7 +83,7 @@ time.sleep(60)
     assert "in step" in shown
     for text in (said, shown):
         assert Path(child_main.__file__).name not in text
-        assert "runpy" not in text
+        assert_unsaid("runpy", text)
 
 
 def test_the_headline_is_the_cause_though_its_process_ends_last() -> None:
@@ -179,7 +179,7 @@ def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
     assert done.returncode == 1
     first = "lockstep: process 0 of 1 failed first: ImportError: No module named pkg.missing"
     assert first in done.stderr
-    assert "runpy" not in done.stderr
+    assert_unsaid("runpy", done.stderr)
 
 
 def test_code_is_run_from_a_word_and_from_standard_input(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_too_few_open_files_are_told_without_a_traceback(most: int, tmp_path: Pa
         check=False,
     )
     assert done.returncode != 0
-    assert "Traceback" not in done.stderr
+    assert_unsaid("Traceback", done.stderr)
     assert "Too many open files" in done.stderr
     assert "raise the limit (ulimit -n)" in done.stderr
 

@@ -22,7 +22,7 @@ LOW_PRECISION = Path(__file__).parents[1] / "hlo" / "programs" / "low_precision.
 
 
 def assert_nothing_said(result: Result) -> None:
-    assert "lockstep" not in "".join(without_warnings(result.stderr)), result
+    assert_unsaid("lockstep", "".join(without_warnings(result.stderr)))
 
 
 @pytest.mark.full

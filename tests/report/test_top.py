@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from of_this_jax import where_numbered
-from support import Run, start_lockstep, wait_until
+from support import Run, assert_unsaid, start_lockstep, wait_until
 
 WIDTH, HEIGHT = 130, 60
 TRAINING = """
@@ -150,7 +150,7 @@ def assert_sane(terminal: Terminal) -> None:
     assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
     assert termios.tcgetattr(terminal.other) == terminal.modes
     assert terminal.plain.endswith("\n")
-    assert "Traceback" not in text
+    assert_unsaid("Traceback", text)
 
 
 def test_a_live_job_is_shown_and_top_ends_with_it() -> None:
