@@ -29,6 +29,12 @@ def test_the_changes_have_this_version() -> None:
     assert lockstep.__version__ in headings[0]
 
 
+def test_the_first_version_lists_what_there_is_and_no_repairs() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text().partition("\n## Unreleased: 0.1.0\n")[2]
+    assert len(re.findall(r"^### ", changes, re.M)) > 10
+    assert re.findall(r"\bno longer\b|\bBefore,|\bbefore this\b|[^\n]*\bwas wrong\b", changes) == []
+
+
 def test_the_tested_pythons_are_those_of_the_classifiers() -> None:
     listed = re.findall(
         r"^Programming Language :: Python :: (3\.\d+)$",
