@@ -43,3 +43,11 @@ def test_docstrings_are_read_too() -> None:
 def test_the_pages_have_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert prose.main() == 0
     assert " pages and docstrings, and comments: " in capsys.readouterr().out
+
+
+def test_the_performance_notes_are_decisions_and_not_a_laboratory_notebook() -> None:
+    page = (prose.ROOT / "docs" / "design" / "performance.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
+    assert len(rows) > 50
+    assert [cell for row in rows for cell in row if len(cell) > 180] == []
+    assert "/tmp" not in page
