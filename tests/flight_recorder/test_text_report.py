@@ -27,8 +27,8 @@ def test_a_process_that_left_early() -> None:
     assert short(ended()).splitlines() == [
         "process 1 (pid 101 on host a) ended (exit code 0) after 37 collectives; process 0 waits "
         "in its 38th: all-reduce (sum) of 1024 x f32, train.py:41 in step",
-        "  process 1 (pid 101 on host a): ended (exit code 0) after 37 collectives; its last: "
-        "37 x train.py:41 in step",
+        "  process 1 (pid 101 on host a): ended (exit code 0) after 37 collectives; its last "
+        "calls: 37 x train.py:41 in step",
         "  process 0 (pid 100 on host a): waits for process 1 in all-reduce (sum) of 1024 x f32, "
         "train.py:41 in step; before: 37 x train.py:41 in step",
         "Likely: a loop with fewer steps on process 1: a last batch that only some processes "
@@ -86,7 +86,7 @@ def test_what_exit_handlers_call_after_an_error_is_no_call_of_the_program() -> N
     assert text.startswith(
         "process 0 (pid 100 on host a) failed: KeyboardInterrupt, after 1 collective; process 1 "
     )
-    assert "its last: all-reduce (sum) of 1024 x f32" in text
+    assert "its last call: all-reduce (sum) of 1024 x f32" in text
     assert "norm" not in text
     assert "only process 0" in table(at_exit(0))  # the program itself made the call
 
@@ -114,7 +114,7 @@ def test_the_reason_that_the_system_gave() -> None:
     exits = {1: Exit(signal=9, reason="out of memory")}
     text = short(diagnose(job(steps(9), steps(5)).snapshot(exits)))
     assert "(signal 9) after 5 collectives: out of memory; process 0 waits in its 6th" in text
-    assert "killed by SIGKILL (signal 9) after 5 collectives: out of memory; its last" in text
+    assert "(signal 9) after 5 collectives: out of memory; its last calls: 5 x" in text
     assert "Likely: out of memory: process 1 took more than the machine" in text
 
 
@@ -296,7 +296,7 @@ def test_calls_that_read_alike_are_one() -> None:
     calls = [dataclasses.replace(s, channel=c) for s in steps(6) for c in (1, 2)]
     gone = {0: Exit(exit_code=0)}
     text = short(diagnose(job(calls, calls, sites=sites).snapshot(gone)))
-    assert "its last: 12 x train.py:23 in step" in text, text
+    assert "its last calls: 12 x train.py:23 in step" in text, text
     calls = [dataclasses.replace(s, channel=c) for s in steps(6) for c in (1, 2, 3)]
     text = short(diagnose(job(calls, calls, sites={0: sites[0] + other}).snapshot(gone)))
     assert "6 x (2 x train.py:23 in step, train.py:44 in step)" in text, text

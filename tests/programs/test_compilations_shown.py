@@ -62,15 +62,16 @@ def test_what_a_process_compiles_and_launches_is_shown(tmp_path: Path, collectiv
     result = run_lockstep(
         options, program, d=1, program_args=[str(tmp_path)], timeout=120, forked=True
     )
-    compiles = r"compiles step \(program\.py:\d+\)"
-    assert re.search(rf"{compiles} since \d+ s", result.stderr), result
+    step = r"step \(program\.py:\d+\)"
+    compiles = rf"has been compiling {step} for \d+ s"
+    assert re.search(compiles, result.stderr), result
     document, text, _, top = ((tmp_path / f"shown-{n}").read_text() for n in range(len(SHOWN)))
     rows = {row["process"]: row for row in json.loads(document)["processes"]}
     assert str(rows[1]["compiles"]).startswith("step (program.py:"), rows
     assert rows[1]["compiles_for"] >= 1, rows
     assert rows[0]["compiles"] is None, rows
-    assert re.search(rf"process 1 .*: {compiles} since \d+ s", text), text
-    assert re.search(rf"{compiles} *│ *\d+(\.\d+)? s", top), top
+    assert re.search(rf"process 1 .*: {compiles}", text), text
+    assert re.search(rf"compiles {step} *│ *\d+(\.\d+)? s", top), top
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     [slice] = [event for event in events if event["name"].startswith("compiles step (program.py:")]
     assert slice["pid"] == 1
@@ -89,6 +90,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = read_waits(path)
     assert found == Waits(compiles="step (train.py:34)", compiles_since=100.0)
     assert found.compilation == "compiles step (train.py:34)"
-    assert found.at(140.2).compilation == "compiles step (train.py:34) since 40 s"
+    assert found.at(140.2).compilation == "has been compiling step (train.py:34) for 40 s"
     waits.note_compilation("", 0.0)
     assert read_waits(path).compilation == ""

@@ -121,7 +121,7 @@ def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Worke
     processes[1].wait(TIMEOUT)
     # Process 0 raises when process 1 has gone, and saves for a second.
     assert (processes[0].poll(), processes[1].returncode) == (None, 0)
-    assert "its last: 10 x program.py:" in rest(processes[0])
+    assert "its last calls: 10 x program.py:" in rest(processes[0])
     looping.end()
 
 

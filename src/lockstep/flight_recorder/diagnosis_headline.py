@@ -179,7 +179,7 @@ def _dead(diagnosis: Diagnosis) -> str:
         if inside and row.call:
             subject += f", inside {described(row.call)}"
         elif row.activity is Activity.KILLED and row.call and not waiters(diagnosis):
-            subject += f"; its last: {described(row.call)}"  # it has no error that has a line
+            subject += f"; its last call: {described(row.call)}"  # it has no error that has a line
     else:
         first = _by_index(diagnosis, diagnosis.culprits[0])
         subject = f"{processes(diagnosis.culprits)} {first.activity.value}"

@@ -118,11 +118,12 @@ def causes(diagnosis: Diagnosis) -> list[str]:
 
 def _history(diagnosis: Diagnosis, row: Row) -> Iterable[str]:
     rounds, lead = _before(diagnosis, row)
+    width = max(10, len(lead) + 1)
     for round_ in rounds:
         times = f"{round_.times} x " if round_.times > 1 else ""
         for index, call in enumerate(round_.calls):
             again = times if index == 0 else " " * len(times)
-            yield f"{lead:10}{again}{described(call, full=True)}"
+            yield f"{lead:{width}}{again}{described(call, full=True)}"
             lead = ""
 
 
@@ -138,17 +139,22 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
 
 def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
     text = f"  {label_of(row.process)}: {_state(diagnosis, row)}"
-    rounds, lead = _before(diagnosis, row)
+    rounds, lead = _before(diagnosis, row, recent)
     if rounds and recent:
-        text += f"; {lead} {briefly(rounds[-recent:])}"
+        text += f"; {lead} {briefly(rounds)}"
     return text
 
 
-def _before(diagnosis: Diagnosis, row: Row) -> tuple[tuple[Round, ...], str]:
-    """The calls to show beside the one in the row's state, and the word in front of them."""
+def _before(diagnosis: Diagnosis, row: Row, most: int = 0) -> tuple[tuple[Round, ...], str]:
+    """The calls to show beside the one in the row's state, and the words in front of them.
+
+    At most the last ``most`` rounds; 0: all.
+    """
     if row.call is None or _names_call(diagnosis, row) or _ended_inside(row):
-        return row.recent, "before:"
-    return row.latest, "its last:"
+        return row.recent[-most:], "before:"
+    rounds = row.latest[-most:]
+    number = sum(len(round_.calls) * round_.times for round_ in rounds)
+    return rounds, "its last call:" if number == 1 else "its last calls:"
 
 
 def _ended_inside(row: Row) -> bool:

@@ -62,9 +62,10 @@ class Waits:
 
     @property
     def compilation(self) -> str:
-        """``compiles step (train.py:34) since 40 s``; "": it compiles no such program."""
-        since = f" since {self.compiled_for:.0f} s" if self.compiled_for >= 1 else ""
-        return f"compiles {self.compiles}{since}" if self.compiles else ""
+        """``has been compiling step (train.py:34) for 40 s``; "": it compiles no such program."""
+        if self.compiles and self.compiled_for >= 1:
+            return f"has been compiling {self.compiles} for {self.compiled_for:.0f} s"
+        return f"compiles {self.compiles}" if self.compiles else ""
 
     def at(self, now: float) -> Waits:
         """With the seconds since then. ``now``: ``time.monotonic()`` of its host."""
