@@ -69,7 +69,7 @@ void Engine::initialize() {
   callbacks.start();
 }
 
-// For an agent, which has no jaxlib that would initialize it once more.
+// Ends an agent's job: an agent has no jaxlib that would initialize it once more.
 void Engine::retire_agent() {
   Job* agent = nullptr;
   {

@@ -52,7 +52,7 @@ class Deadline {
   Clock::time_point end_;
 };
 
-// For a timeout that a caller in C has given: it ends, and is not negative.
+// A timeout that a caller in C has given, so bounded that it ends and is not negative.
 Clock::duration bounded(double seconds);
 
 enum class WaitResult { kReached, kDeadline, kAborted, kLeft };

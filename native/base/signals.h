@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-// For a thread of the engine's own: signals are for threads that know what to do with them.
+// Called by a thread of the engine's own: signals are for threads that know what to do with them.
 inline void block_signals() {
   sigset_t all;
   sigfillset(&all);

@@ -29,8 +29,8 @@ class ControlMessages {
   static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
   static constexpr std::size_t kMaxCount = 10000;  // that are here: empty ones need room too
 
-  // For the progress thread. A process's parts come in order, and each message begins with the
-  // part at 0; its sender has then given up an unfinished one. What breaks these rules throws
+  // Called by the progress thread. A process's parts come in order, and each message begins with
+  // the part at 0; its sender has then given up an unfinished one. What breaks these rules throws
   // Error.
   void take(int process, std::uint64_t bytes, std::size_t at, std::span<const std::byte> part);
   // No more comes from that process.

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kMinMessage = 64 << 10;
 // It stays in the second-level cache between its writer and its readers.
 constexpr std::size_t kHostMessage = 256 << 10;
-// For all broadcast rings of one clique and host, as a multiple of the largest message.
+// Room for all broadcast rings of one clique and host, as a multiple of the largest message.
 constexpr std::size_t kRingBudget = 64;
 // Bytes for what the other hosts send to one process in one clique, while none of it is released.
 constexpr std::size_t kLinkBudget = std::size_t{256} << 20;

@@ -27,7 +27,7 @@ struct Routines {
   Getrf getrf;
 };
 
-// For float, double and their complex types.
+// The routines of float, double and their complex types.
 extern Routines table[4];
 
 template <typename T>

@@ -206,7 +206,7 @@ TEST(a_listener_that_waits_holds_no_lock) {
     return has_returned.load();
   });
   CHECK(!other.get());
-  // But what the listener uses stays until it has returned.
+  // What the listener uses stays until it has returned.
   auto removing = std::async(std::launch::async, [&] {
     arena.remove_abort_listener(waits);
     return has_returned.load();

@@ -160,7 +160,7 @@ TEST(a_key_that_was_replaced_is_not_good_any_more) {
   forger.put(ContentType::kHandshake, text_of({24, 0, 0, 1, 0}));
   forger.put(kData, "with the old key");
   forger.check_refusal("changed on its way", "bad record mac");
-  // And the one that has not been announced is not good yet.
+  // A key that has not been announced is not good yet.
   Forger early;
   early.sealer->update();
   early.put(kData, "with the next key");

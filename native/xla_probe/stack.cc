@@ -32,7 +32,7 @@ _Unwind_Reason_Code visit(_Unwind_Context* frame, void* argument) {
   return _URC_NO_REASON;
 }
 
-// For a sandbox that forbids process_vm_readv: write() fails with EFAULT where there is no memory.
+// Serves sandboxes without process_vm_readv: write() fails with EFAULT where there is no memory.
 bool read_through_pipe(std::uintptr_t address, void* to, std::size_t bytes) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return false;

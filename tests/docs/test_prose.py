@@ -51,3 +51,8 @@ def test_the_performance_notes_are_decisions_and_not_a_laboratory_notebook() -> 
     assert len(rows) > 50
     assert [cell for row in rows for cell in row if len(cell) > 180] == []
     assert "/tmp" not in page
+
+
+def test_a_comment_that_continues_another_is_found() -> None:
+    assert prose.bare_openers("int a;\n// And while one reads.\nint b;\n") == [(2, "And")]
+    assert prose.bare_openers_of_python("a = 1\n# But not here.\n") == [(2, "But")]

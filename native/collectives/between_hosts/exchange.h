@@ -71,7 +71,7 @@ struct Team {
 // The processes with this index on their hosts, which all have one.
 Team team_of(const Clique& clique, int column);
 
-// For what is there from the start.
+// The `make` of data that are there from the start: it has nothing to do.
 struct IsReady {
   void operator()(auto...) const {}
 };
@@ -120,9 +120,10 @@ void receive_all(CollectiveContext& context, int from, std::size_t bytes, Take t
   }
 }
 
-// With all other members at once: out(member) goes to each, and in_bytes(member) come from each.
-// Every member begins with another one. take(member, step, piece, at, bytes): `step` counts the
-// members from 1 on. make(member, at, bytes) is called before that part of out(member) is sent.
+// Exchanges data with all other members at once: out(member) goes to each, and in_bytes(member)
+// come from each. Every member begins with another one. take(member, step, piece, at, bytes):
+// `step` counts the members from 1 on. make(member, at, bytes) is called before that part of
+// out(member) is sent.
 template <typename Out, typename InBytes, typename Take, typename Make = IsReady>
 void exchange_with_team(CollectiveContext& context, const Team& team, Out out, InBytes in_bytes,
                         Take take, Make make = {}) {

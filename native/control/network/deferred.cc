@@ -90,8 +90,8 @@ bool Endpoint::meet_later(int process, const Deadline& deadline, BackgroundThrea
   return true;
 }
 
-// Without waiting for it. By a rank, by the watchdog, or by the progress thread when the other
-// process has connected.
+// Asks for a connection and does not wait for it. Called by a rank, by the watchdog, or by the
+// progress thread when the other process has connected.
 void Endpoint::want(int process, BackgroundThreads::For whom) {
   Peer& peer = peer_of(process);
   std::lock_guard lock(peer.mutex);
@@ -103,7 +103,7 @@ void Endpoint::want(int process, BackgroundThreads::For whom) {
   peer.is_urgent = whom == BackgroundThreads::kProgram;
 }
 
-// For as long as it takes: those that wait have deadlines of their own, or none.
+// Tries for as long as it takes: those that wait have deadlines of their own, or none.
 void Endpoint::connect_later(int process) noexcept {
   Peer& peer = peer_of(process);
   {

@@ -19,7 +19,8 @@ namespace {
 constexpr std::chrono::milliseconds kPollInterval{200};
 // How long the progress thread leaves the reading to the ranks after one has read.
 constexpr std::chrono::milliseconds kStandBack{1};
-// And while one reads: a rank that has slept over it resumes the thread.
+// How long it stands back at most while a rank reads: one that has slept over it resumes the
+// thread.
 constexpr std::chrono::milliseconds kMaxStandBack{5};
 // How long the reason may take, after such a connection has ended without a word.
 constexpr std::chrono::milliseconds kReasonGrace{500};

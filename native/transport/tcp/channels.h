@@ -40,9 +40,9 @@ class Channels {
   bool take_placed(const ChannelId& channel, std::uint32_t number);
   void withdraw(const ChannelId& channel);
 
-  // For the threads that receive. On one connection the messages of a channel come in order, and
-  // none before its slot has been released; a peer that breaks these rules makes these throw Error.
-  // A message is there once its stripes are, of all connections, and those before it.
+  // The threads that receive use these. On one connection the messages of a channel come in order,
+  // and none before its slot has been released; a peer that breaks these rules makes these throw
+  // Error. A message is there once its stripes are, of all connections, and those before it.
   struct Part {
     ChannelId channel;
     std::uint32_t number;  // of the message

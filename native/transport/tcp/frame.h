@@ -26,8 +26,8 @@ struct Frame {
   static constexpr std::size_t kMaxAbortText = 1000, kMaxControlPart = std::size_t{256} << 10;
   // In the number of a greeting, with the version: what follows the answer is not encrypted.
   static constexpr std::uint32_t kUnencrypted = 1u << 31;
-  // And, or in that of a welcome: the program of the process has ended. If it has not connected, it
-  // has sent nothing to the other one.
+  // In the number of a greeting or a welcome: the program of the process has ended. If it has not
+  // connected, it has sent nothing to the other one.
   static constexpr std::uint32_t kHasLeft = 1u << 30;
 
   std::uint32_t kind = 0;

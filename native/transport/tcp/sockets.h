@@ -35,8 +35,8 @@ std::string name_of_peer(int fd);
 // Tells machines apart: the same in all containers and network namespaces of one. 0: not known.
 std::uint32_t machine_number();
 
-// For a connection to a process of the same machine, on which nothing big was sent yet: lets it
-// hold little, unless the way is made longer than it is. What is sent then stays in a cache until
+// Lets a connection to a process of the same machine, on which nothing big was sent yet, hold
+// little, unless the way is made longer than it is. What is sent then stays in a cache until
 // it is read; the system's own choice lets some MiB be on their way, which is slower than memory.
 void bound_send_buffer(int fd);
 // What such a connection holds, with the system's own data.

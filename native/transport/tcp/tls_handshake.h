@@ -35,7 +35,7 @@ class Tls::Handshake {
   const std::string& problem() const { return problem_; }
   // Whether the connection failed, and not what came over it.
   bool is_broken() const { return io_error_.has_value(); }
-  // For a handshake that is done: a second opinion. The settings of the context leave no other way
+  // A second opinion on a handshake that is done. The settings of the context leave no other way
   // to complete one.
   bool has_proved_the_key() const;
   // The secrets of application data (RFC 8446, 7.1), to be taken once.

@@ -76,8 +76,8 @@ std::string UcxTransport::failure_of(Peer& from) {
   return from.checks > kChecksWithoutNews ? lost_text(from) : "";
 }
 
-// For the progress thread: what a callback has found, connections that stay broken, and messages
-// that do not come.
+// The progress thread looks here for what a callback has found, connections that stay broken, and
+// messages that do not come.
 void UcxTransport::check() {
   std::string text;
   {

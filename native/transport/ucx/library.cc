@@ -11,8 +11,8 @@
 namespace lockstep::ucp {
 namespace {
 
-// For as long as this lives, what UCX reads of the environment when it is loaded: no handlers of
-// its own for signals, since a crash belongs to Python's faulthandler and JAX's handlers; no
+// Sets, for as long as it lives, what UCX reads of the environment when it is loaded: no handlers
+// of its own for signals, since a crash belongs to Python's faulthandler and JAX's handlers; no
 // patches in the C library's mmap and its relatives, which other threads are calling; no warnings
 // in the program's output. What the user has set stays as it is. UCX reads these in constructors,
 // so it has no other way to set them.

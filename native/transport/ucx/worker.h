@@ -61,8 +61,8 @@ class UcxWorker {
   void try_progress();
   // Under the lock: something waits that takes the progress thread.
   void wake() { library_.worker_signal(worker_); }
-  // Without the lock. Returns when all that was sent has left this process, or by `end`, or when
-  // `abort` is set.
+  // Called without the lock. Returns when all that was sent has left this process, or by `end`, or
+  // when `abort` is set.
   void flush(Clock::time_point end, const std::atomic<std::uint32_t>& abort);
 
  private:

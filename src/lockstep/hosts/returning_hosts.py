@@ -41,7 +41,7 @@ class _Try:
     """A lost host that is tried again."""
 
     host: Host
-    """With as many slots as it would run processes."""
+    """The host, with as many slots as it would run processes."""
     label: str
     next_at: float
     pause: float = FIRST_PAUSE

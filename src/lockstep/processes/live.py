@@ -37,7 +37,7 @@ def _is_brief(row: Row, now: Mapping[str, int]) -> bool:
 
 
 def with_compilations(run: Run, now: Mapping[str, int]) -> Run:
-    """With the time that living processes have compiled for. ``now``: see `now_of_hosts`."""
+    """Adds the time that living processes have compiled for. ``now``: see `now_of_hosts`."""
 
     def known(process: Process) -> Process:
         if process.exit is not None or process.record is None:
