@@ -4,8 +4,11 @@ Nakatsukasa, Bai and Gygi, "Optimizing Halley's iteration for computing the matr
 decomposition" (SIAM J. Matrix Anal. Appl. 31, 2010): a rational iteration that takes all singular
 values from [l, 1] to 1, in five steps for l = `FLOOR`; smaller values take one more for each four
 decades. A step is a QR factorization of the matrix on top of the identity or, once that is safe
-(c <= 100), a Cholesky factorization. One compiled body serves all steps. Everything here runs
-inside `jax.shard_map`.
+(c <= 100), a Cholesky factorization. One compiled body serves all steps.
+
+The QR factorization is Cholesky's, twice (Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, ETNA 44,
+2015). It is as accurate as Householder's where the condition is small enough, and here `FLOOR`
+bounds that: it is the square root of c. Everything here runs inside `jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -17,21 +20,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _householder, _products, _redistribute, _sweeps
-from lockstep.linalg._householder import Panels
+from lockstep.linalg import _cholesky, _products, _redistribute, _sweeps
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm, solve_right
 
 MAX_STEPS = 16
 """Steps at most; a singular matrix needs about nine."""
 
-FLOOR = 1e-6
-"""The least l that the weights are made for. The rounding errors of a panel's QR are relative to
-the norm of a column, which is the square root of c for the matrix and 1 for the identity below it.
-With l = 1e-20, the root is 6e12: the identity is then wrong by 1e-3, and the polar factors of
-Hilbert's matrix of 48 rows by 900 rounding errors instead of 4 (the analysis is in Nakatsukasa and
-Higham, "Backward stability of iterations for computing the polar decomposition", SIAM J. Matrix
-Anal. Appl. 33, 2012)."""
+FLOOR = {4: 1e-3, 8: 1e-6}
+"""The least l that the weights are made for, by the bytes of a real number. The rounding errors of
+the QR factorization are relative to the norm of a column, which is the square root of c for the
+matrix and 1 for the identity below it. With l = 1e-20, the root is 6e12: the identity is then wrong
+by 1e-3, and the polar factors of Hilbert's matrix of 48 rows by 900 rounding errors instead of 4
+(the analysis is in Nakatsukasa and Higham, "Backward stability of iterations for computing the
+polar decomposition", SIAM J. Matrix Anal. Appl. 33, 2012). In 32 bits c is the larger one of the
+limits: 1e-3 gives 2e4, a thousandth of what Cholesky's factorization can bear."""
 
 SAFE = 100.0
 """The largest weight c with which a step by Cholesky is as accurate as one by QR."""
@@ -112,8 +115,10 @@ def _iterate(
     x: jax.Array, least: jax.Array, layout: RowMap, axes: Axes, kernels: bool
 ) -> jax.Array:
     tolerance = float(4 * jnp.finfo(x.dtype).eps) ** (1 / 3)
-    by_qr = functools.partial(_step_by_qr, layout=layout, axes=axes)
-    by_cholesky = functools.partial(_step_by_cholesky, layout=layout, axes=axes, kernels=kernels)
+    how = {"layout": layout, "axes": axes, "kernels": kernels}
+    by_qr = functools.partial(_step_by_qr, **how)
+    by_cholesky = functools.partial(_step_by_cholesky, **how)
+    floor = FLOOR[least.dtype.itemsize]
 
     def unfinished(state: tuple) -> jax.Array:
         _, least, change, count = state
@@ -122,7 +127,7 @@ def _iterate(
 
     def step(state: tuple) -> tuple:
         x, least, _, count = state
-        a, b, c = _weights(jnp.maximum(least, FLOOR))
+        a, b, c = _weights(jnp.maximum(least, floor))
         new = lax.cond(c > SAFE, by_qr, by_cholesky, x, a, b, c)
         change = jnp.sqrt(lax.psum((jnp.abs(new - x) ** 2).sum(), axes))
         least = jnp.minimum(least * (a + b * least**2) / (1 + c * least**2), 1)
@@ -143,18 +148,26 @@ def _weights(least: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _step_by_qr(
-    x: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, layout: RowMap, axes: Axes
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    layout: RowMap,
+    axes: Axes,
+    kernels: bool,
 ) -> jax.Array:
     """``b/c x + (a - b/c) / sqrt(c) q1 q2^H`` for ``[sqrt(c) x; 1] = [q1; q2] r``."""
-    rows, size = layout.rows, layout.padded
-    local = jnp.arange(rows)
+    rows, local = layout.rows, jnp.arange(layout.rows)
     one = jnp.zeros_like(x).at[local, lax.axis_index(axes), local].set(1)
-    stack = jnp.concatenate([jnp.sqrt(c) * _flat(x), _flat(one)])
-    blocks = tuple((2 * rows * p, 2 * rows) for p in range(layout.devices))
-    both = RowMap(2 * size, layout.devices, 1, 2 * rows, blocks)
-    panels = Panels(both, size, layout.tile)
-    q = _householder.columns_of_q(_householder.factor(stack, panels, axes), panels, size, axes)
-    product = _products.times_adjoint(q[:rows], q[rows:], layout, axes)
+
+    def nearer(_: int, q: jax.Array) -> jax.Array:
+        gram = _products.adjoint_times(q, _flat(q), layout, axes)
+        low, _ = _cholesky.factor(gram.reshape(x.shape), layout, axes, False, kernels)
+        return _times_adjoint_inverse(q, low, layout, axes)
+
+    # A loop, because XLA compiles its body once.
+    q = lax.fori_loop(0, 2, nearer, jnp.concatenate([jnp.sqrt(c) * x, one]))
+    product = _products.times_adjoint(_flat(q[:rows]), _flat(q[rows:]), layout, axes)
     return b / c * x + (a - b / c) / jnp.sqrt(c) * product
 
 
@@ -176,32 +189,54 @@ def _step_by_cholesky(
 
 
 def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    """``x low^-H low^-1``: each device solves for its own rows, and gathers a panel at a time."""
-    tile, size = layout.tile, layout.tile * layout.devices
-    done: list[jax.Array] = []
-    panels = []
-    for s in range(layout.steps):
-        top, end = s * tile, (s + 1) * tile
-        panel = low[top:end, :, :end]
-        panels.append(panel)
-        whole = _in_order(_sweeps.gather_rows(panel, axes), tile)
-        here = x[:, :, top:end].reshape(-1, size)
-        if done:
-            here = here - gemm(jnp.concatenate(done, axis=1), adjoint(whole[:, : s * size]))
-        done.append(solve_right(here, whole[:, s * size :]))
-    left = jnp.concatenate(done, axis=1)
-    solved: list[jax.Array] = []
-    for s in reversed(range(layout.steps)):
-        whole = _in_order(_sweeps.gather_rows(panels[s], axes), tile)
+    """``x low^-H low^-1``: each device solves for its own rows."""
+
+    def step(k: jax.Array, x: jax.Array) -> jax.Array:
+        s = layout.steps - 1 - k
+
+        def right(j: jax.Array, here: jax.Array) -> jax.Array:
+            return here - gemm(_columns(x, j, layout), _block(low, j, s, layout, axes))
+
+        here = lax.fori_loop(s + 1, layout.steps, right, _columns(x, s, layout))
         here = lax.linalg.triangular_solve(
-            whole[:, s * size :], left[:, s * size :], left_side=False, lower=True
+            _block(low, s, s, layout, axes), here, left_side=False, lower=True
         )
-        solved.append(here.reshape(-1, layout.devices, tile))
-        left = left[:, : s * size] - gemm(here, whole[:, : s * size])
-    return jnp.concatenate(solved[::-1], axis=2)
+        return _with_columns(x, here, s, layout)
+
+    x = _times_adjoint_inverse(x, low, layout, axes)
+    return lax.fori_loop(0, layout.steps, step, x)
 
 
-def _in_order(columns: jax.Array, tile: int) -> jax.Array:
-    """(W, P, count) to (W, P count), the columns in the order of elimination."""
-    rows, devices, count = columns.shape
-    return columns.reshape(rows, devices, count // tile, tile).swapaxes(1, 2).reshape(rows, -1)
+# Blocks of supersteps are gathered one by one in loops, because an unrolled loop over panels of
+# several sizes takes long to compile.
+
+
+def _times_adjoint_inverse(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+    """``x low^-H`` for local rows ``x``, (r, P, R)."""
+
+    def step(s: jax.Array, x: jax.Array) -> jax.Array:
+        def left(j: jax.Array, here: jax.Array) -> jax.Array:
+            return here - gemm(_columns(x, j, layout), adjoint(_block(low, s, j, layout, axes)))
+
+        here = lax.fori_loop(0, s, left, _columns(x, s, layout))
+        here = solve_right(here, _block(low, s, s, layout, axes))
+        return _with_columns(x, here, s, layout)
+
+    return lax.fori_loop(0, layout.steps, step, x)
+
+
+def _columns(x: jax.Array, s: jax.Array, layout: RowMap) -> jax.Array:
+    """The columns of superstep ``s``, (r, W), in the order of elimination."""
+    some = lax.dynamic_slice_in_dim(x, s * layout.tile, layout.tile, axis=2)
+    return some.reshape(x.shape[0], -1)
+
+
+def _with_columns(x: jax.Array, columns: jax.Array, s: jax.Array, layout: RowMap) -> jax.Array:
+    some = columns.reshape(x.shape[0], layout.devices, layout.tile)
+    return lax.dynamic_update_slice_in_dim(x, some, s * layout.tile, axis=2)
+
+
+def _block(low: jax.Array, s: jax.Array, j: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+    """The rows of superstep ``s`` and the columns of ``j``, (W, W), of all devices."""
+    rows = lax.dynamic_slice_in_dim(low, s * layout.tile, layout.tile)
+    return _sweeps.gather_rows(_columns(rows, j, layout), axes)
