@@ -15,7 +15,7 @@ from lanes import full as in_full
 from lanes import sample
 from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put
 from linalg.test_qr import MATRICES, N
-from lockstep.linalg import _cost_model
+from lockstep.linalg import _cost_model, _singular
 
 
 def assert_decomposed(a: np.ndarray, u: Any, s: Any, vh: Any, factor: float = 10) -> None:
@@ -192,3 +192,39 @@ def test_errors() -> None:
         la.gesvd(a, tiles=3)
     with pytest.raises(NotImplementedError, match=r"this is 2 x 4\. Give full_matrices=False"):
         jax.grad(lambda a: la.svd(a)[0].sum())(jnp.asarray(a)[:2])
+
+
+@sample(
+    ("size", "method", "dtype"),
+    [
+        ((24, 24), "distributed", np.float64),
+        ((24, 10), "replicated", np.complex64),
+        ((10, 24), "replicated", np.float32),
+    ],
+    0,
+)
+def test_condition_numbers_in_the_2_norm(
+    size: tuple[int, int], method: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_singular, "REPLICATED_BELOW", 0 if method == "distributed" else 256)
+    a, over = full(size, dtype), mesh((2,))
+    sharded = put(a, over, P("x"))
+    for p in (None, 2, -2):
+        found = la.cond(sharded) if p is None else la.cond(sharded, p)
+        assert_close(found, np.linalg.cond(a, p), 1000)
+
+
+def test_the_condition_number_of_a_singular_matrix_is_infinite() -> None:
+    a = put(np.zeros((4, 4)), mesh((2,)), P("x"))
+    assert [float(la.cond(a, p)) for p in (None, 2, -2)] == [np.inf] * 3
+    one = put(np.diag([3.0, 0, 1, 2]), mesh((2,)), P("x"))
+    assert [float(la.cond(one, p)) for p in (2, -2)] == [np.inf, 0]
+    assert np.isnan(float(la.cond(put(np.full((4, 4), np.nan), mesh((2,)), P("x")))))
+
+
+@pytest.mark.full
+def test_the_derivative_of_the_condition_number() -> None:
+    over, a = mesh((2,)), full((8, 6), np.float64)
+    ours = jax.tree_util.Partial(la.cond, mesh=over, in_specs=P("x"))
+    tangents = (full((8, 6), np.float64, 1),)
+    assert_gradient(ours, jnp.linalg.cond, (put(a, over, P("x")),), tangents)

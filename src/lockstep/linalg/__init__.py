@@ -22,7 +22,7 @@ And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
     _qdwh, _singular                     the unitary polar factor; polar and singular values
-    _qr, _least_squares, _svd, _polar, _rank    the public functions
+    _qr, _least_squares, _svd, _polar, _rank, _condition    the public functions
     _context         jaxmg's names inside a `jax.jit` or a `jax.shard_map` of the caller
 
 And in modules of their own, with the names of other projects:
@@ -31,13 +31,13 @@ And in modules of their own, with the names of other projects:
     netket           solvers for NetKet's stochastic reconfiguration
 """
 
+from lockstep.linalg._condition import cond as cond
 from lockstep.linalg._context import gesvd_shardmap_ctx as gesvd_shardmap_ctx
 from lockstep.linalg._context import least_squares_shardmap_ctx as least_squares_shardmap_ctx
 from lockstep.linalg._context import lu_solve_shardmap_ctx as lu_solve_shardmap_ctx
 from lockstep.linalg._context import polar_shardmap_ctx as polar_shardmap_ctx
 from lockstep.linalg._context import qr_shardmap_ctx as qr_shardmap_ctx
 from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
-from lockstep.linalg._determinant import cond as cond
 from lockstep.linalg._determinant import det as det
 from lockstep.linalg._determinant import slogdet as slogdet
 from lockstep.linalg._eigh import eigh as eigh
