@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
@@ -112,6 +113,52 @@ def test_singular_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(la.det(sharded)) == 0
     for empty in (np.zeros((24, 24)), np.where(np.eye(24, k=3), np.nan, a)):
         assert int(la.solve(put(empty, mesh((4,)), P("x")), b, return_status=True)[1]) > 0
+
+
+@sample(
+    ("shape", "grid", "n", "dtype"),
+    [((4,), (2, 2, 3), 48, np.float64), ((2, 4), (2, 4, 2), 64, np.complex64)],
+    0,
+)
+def test_factors_of_a_matrix_without_padding(
+    shape: tuple[int, ...],
+    grid: tuple[int, int, int],
+    n: int,
+    dtype: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = take(monkeypatch, *grid)
+    a, b = matrix(n, dtype), full((n, 2), dtype)
+    sharded = put(a, mesh(shape), P("x"))
+    p, lower, upper = (np.asarray(x) for x in la.lu(sharded))
+    assert_close(p @ lower @ upper, a, 1000)
+    np.testing.assert_array_equal(np.tril(lower), lower)
+    assert np.abs(lower).max() < 10
+    pair = la.lu_factor(sharded)
+    assert_close(la.lu_solve(pair, b), np.linalg.solve(a, b), 1000)
+    assert_close(la.lu_solve(pair, b, 2), np.linalg.solve(a.conj().T, b), 1000)
+    assert_close(
+        scipy.linalg.lu_solve((np.asarray(pair[0]), np.asarray(pair[1])), b),
+        la.lu_solve(pair, b),
+        1000,
+    )
+    assert {(x.rows, x.columns) for x in taken} == {grid[:2]}
+
+
+def test_factors_of_singular_and_of_padded_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With padding they are on the line: a tournament may take its columns if others are zero."""
+    taken = take(monkeypatch, 2, 2, 3)
+    a = full((24, 24), np.float64)
+    a[:, 9] = 0
+    (packed, pivots), status = la.lu_factor(put(a, mesh((4,)), P("x")), return_status=True)
+    assert int(status) == 10
+    assert np.isfinite(np.asarray(packed)).all()
+    assert int(pivots.max()) < 24
+    assert taken.pop()
+    a = full((23, 23), np.float64)
+    p, lower, upper = (np.asarray(x) for x in la.lu(put(a, mesh((4,)), P())))
+    assert_close(p @ lower @ upper, a, 1000)
+    assert not taken
 
 
 @pytest.mark.full

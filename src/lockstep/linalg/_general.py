@@ -35,15 +35,20 @@ from lockstep.linalg._validation import Placed
 
 
 def plan_of(n: int, placed: Placed, tile: int | None, natural: bool = False) -> Plan:
-    """A plan on the line or, if rows need not keep their order, on the grid that is faster."""
+    """A plan on the line or on the grid that is faster.
+
+    If rows have to keep their order (``natural``), as in `lockstep.linalg.lu_factor`, a matrix with
+    padding stays on the line: a tournament may take a column of the padding where a matrix is
+    singular, and the factors would not be those of the matrix.
+    """
     line = Plan.of(n, placed, tile, natural, _cost_model.lu_tile)
-    if natural:
-        return line
     devices, platform = placed.sharded.devices, _validation.platform(placed)
     grid = _grid_model.lu_grid(n, devices, line.layout.tile, tile, platform)
     if grid is None:
         return line
-    plan = Plan.of(n, placed, grid.panel, False)
+    plan = Plan.of(n, placed, grid.panel, natural)
+    if natural and plan.layout.padded > n:
+        return line
     return dataclasses.replace(plan, grid=Grid(grid.rows, grid.columns, 1))
 
 
@@ -56,8 +61,8 @@ def specs(plan: Plan) -> Factors:
 def factor_slots(slots: jax.Array, plan: Plan, lapack_pivots: bool = False) -> Factors:
     """The factors in place of ``slots`` (see `lockstep.linalg._lu.factor`).
 
-    ``lapack_pivots``: by partial pivoting on any number of devices. A tournament may take a column
-    of the padding where a matrix is singular.
+    ``lapack_pivots``: by partial pivoting on a line of any number of devices. A tournament may take
+    a column of the padding where a matrix is singular.
     """
     layout = plan.layout
     tournament = not lapack_pivots and _cost_model.lu_by_tournament(

@@ -37,10 +37,11 @@ def lu_factor(
     """The LU factors of a sharded square matrix with pivoting by rows, for `lu_solve`.
 
     The counterpart of `jax.scipy.linalg.lu_factor` and LAPACK's getrf: right-looking by panels over
-    block-cyclic tiles (Golub and Van Loan, Matrix Computations, 3.4). On any number of devices the
-    pivots are those of partial pivoting, as LAPACK's, up to ties and rounding. One all-to-all moves
-    the transpose of the matrix into that layout, and another one moves the factors back.
-    Differentiable.
+    block-cyclic tiles (Golub and Van Loan, Matrix Computations, 3.4). The pivots are those of
+    partial pivoting, as LAPACK's, up to ties and rounding; only on so many devices that the cost
+    model takes a grid they are those of a tournament (as in `solve`), if the tiles need no padding.
+    One all-to-all moves the transpose of the matrix into that layout, and another one moves the
+    factors back. Differentiable.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
