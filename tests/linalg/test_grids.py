@@ -1,17 +1,25 @@
-"""benchmarks/linalg_grids.py counts a compiled program's collectives, and what they send."""
+"""What all routines over a grid share; and the count of benchmarks/linalg_grids.py."""
 
 from __future__ import annotations
 
+import functools
 import runpy
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from jax import lax
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from linalg.matrices import mesh
+import lockstep.linalg as la
+from linalg.matrices import assert_close, full, hermitian, mesh, positive, put
+from lockstep.linalg import _eigh, _grid_model
+from lockstep.linalg._grid_model import GridShape
+from lockstep.linalg._layout import Grid
 
 SENT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "linalg_grids.py"))["sent"]
 
@@ -31,3 +39,36 @@ def test_loops_count_as_often_as_they_run_and_the_cheaper_branch() -> None:
     a = jax.ShapeDtypeStruct((64,), "float64")
     text = run.lower(a).compile().as_text()
     assert SENT(text, 4) == (4, 3 * 2 * 128 * 3 / 4 + 512 * 3 / 4)
+
+
+@pytest.fixture
+def every_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 x 2 devices for all that can go over a grid."""
+    for name in ("lu_grid", "cholesky_grid"):
+        monkeypatch.setattr(_grid_model, name, lambda *_: GridShape(2, 2, 2))
+    for name in ("qr_grid", "back_transformation_grid"):
+        monkeypatch.setattr(_grid_model, name, lambda *_: Grid(2, 2, 1))
+    monkeypatch.setattr(_eigh, "REPLICATED_BELOW", 0)
+    jax.clear_caches()
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("every_grid")
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1)])
+def test_batches_over_devices_in_any_order(order: tuple[int, ...]) -> None:
+    over, n = Mesh(np.array(jax.devices())[list(order)].reshape(4), ("x",)), 24
+    b = full((3, n), np.float64)
+    general, spd = full((n, n), np.float64) + 4 * np.eye(n), positive(n, np.float64)
+    for a, solve in ((general, la.solve), (spd, la.potrs)):
+        found = jax.vmap(functools.partial(solve, put(a, over, P("x"))))(put(b, over, P()))
+        assert_close(found, np.linalg.solve(a, b.T).T, 1000)
+    both = np.stack([hermitian(n, np.float64), positive(n, np.float64)])
+    where = {"mesh": over, "in_specs": P("x")}
+    batch = put(both, over, P(None, "x"))
+    values, vectors = jax.vmap(lambda a: la.eigh(a, **where))(batch)
+    assert_close(values, np.linalg.eigvalsh(both), 1000)
+    assert_close(both @ np.asarray(vectors), np.asarray(vectors) * values[:, None], 1000)
+    q, r = jax.vmap(lambda a: la.qr(a, 2, **where))(batch)
+    assert_close(np.asarray(q) @ np.asarray(r), both, 1000)
+    inverses = jax.vmap(lambda a: la.inv(a, **where))(batch)
+    assert_close(inverses, np.linalg.inv(both), 100000)

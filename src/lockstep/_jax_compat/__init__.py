@@ -29,6 +29,9 @@ from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispat
 from lockstep._jax_compat.barriers import BARRIERS as BARRIERS
 from lockstep._jax_compat.barriers import BARRIERS_LOST as BARRIERS_LOST
 from lockstep._jax_compat.barriers import fail_barriers_together as fail_barriers_together
+from lockstep._jax_compat.batching import GROUPS as GROUPS
+from lockstep._jax_compat.batching import GROUPS_LOST as GROUPS_LOST
+from lockstep._jax_compat.batching import batch_groups as batch_groups
 from lockstep._jax_compat.callbacks import CALLBACKS as CALLBACKS
 from lockstep._jax_compat.callbacks import CALLBACKS_LOST as CALLBACKS_LOST
 from lockstep._jax_compat.callbacks import watch_callbacks as watch_callbacks

@@ -31,6 +31,7 @@ And in modules of their own, with the names of other projects:
     netket           solvers for NetKet's stochastic reconfiguration
 """
 
+from lockstep import _jax_compat
 from lockstep.linalg._condition import cond as cond
 from lockstep.linalg._context import gesvd_shardmap_ctx as gesvd_shardmap_ctx
 from lockstep.linalg._context import least_squares_shardmap_ctx as least_squares_shardmap_ctx
@@ -68,3 +69,6 @@ from lockstep.linalg._triangular import cho_factor as cho_factor
 from lockstep.linalg._triangular import cho_solve as cho_solve
 from lockstep.linalg._triangular import cholesky as cholesky
 from lockstep.linalg._triangular import solve_triangular as solve_triangular
+
+# Routines that go over a grid of devices have collectives of its rows and columns.
+_jax_compat.install(_jax_compat.GROUPS, _jax_compat.GROUPS_LOST, _jax_compat.batch_groups)
