@@ -116,7 +116,7 @@ def lu_grid_seconds(n: int, grid: GridShape, machine: Machine, item: int = 8) ->
     products = 2 * padded**3 / 3 / devices + (inner < width) * padded**2 * width / devices
     products *= (1 + machine.gemm_half / min(width, 4 * inner)) / machine.gemm
     panels = (padded**2 * inner / devices + 2 * padded * inner**2 * rounds) / machine.panel
-    messages = 12 * steps + padded / inner * (2 * rounds + 1)
+    messages = 12 * steps + padded / inner * (2 * rounds + 3)
     sent = lu_grid_numbers(padded, r, c, steps) * item / machine.link
     copied = padded**2 / devices * item / machine.padding
     return products + panels + messages * machine.latency + sent + copied
@@ -132,7 +132,9 @@ def lu_grid_numbers(n: int, rows: int, columns: int, steps: int) -> float:
     moved = half * along_row / rows * (winners + others * columns) / width
     panels = half / devices * (2 * along_column + 1)
     inner = _tournament.inner_rows(round(width))
-    pivots = n * inner * math.log2(devices) + (inner < width) * 2 * n * width
+    pivots = n * inner * math.log2(devices)
+    if inner < width:
+        pivots += n * width * (1 + _tournament.batch_of(inner, devices) / inner) * (1 - 1 / devices)
     return gathered + moved + panels + pivots + n**2 / devices * along_row
 
 

@@ -72,7 +72,7 @@ def factor(a: jax.Array, layout: RowMap, grid: Grid, axes: Axes, kernels: bool =
         end = top + tile
         own = _own_columns(left, top, end, top, grid, axes)
         won, block = _tournament.factor_columns(
-            own, jnp.asarray(place[:, top:])[me], axes, devices, kernels
+            own, jnp.asarray(place[:, top:])[me], rows, axes, devices, kernels
         )
         moves = _column_moves.find(won, grid, rows, top, end)
         first = jnp.asarray(place[:, top:end].ravel())
