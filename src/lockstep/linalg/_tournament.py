@@ -95,7 +95,7 @@ def _gather_columns(
     """
     size, count = own.shape[0], len(at)
     length, which = batch_of(count, devices), jnp.arange(count)
-    # By comparisons of all with all, which XLA compiles fast.
+    # Comparisons of all with all, because XLA compiles these fast.
     rank = ((owner[:, None] == owner) & (which[:, None] > which)).sum(1)
     place = jnp.argmax(at[:, None] == numbers, axis=1)
     mine = owner == lax.axis_index(axes)
