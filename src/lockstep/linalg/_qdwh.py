@@ -160,7 +160,7 @@ def _step_by_qr(
     rows, local = layout.rows, jnp.arange(layout.rows)
     one = jnp.zeros_like(x).at[local, lax.axis_index(axes), local].set(1)
 
-    def nearer(_: int, q: jax.Array) -> jax.Array:
+    def nearer(_: jax.Array, q: jax.Array) -> jax.Array:
         gram = _products.adjoint_times(q, _flat(q), layout, axes)
         low, _ = _cholesky.factor(gram.reshape(x.shape), layout, axes, False, kernels)
         return _times_adjoint_inverse(q, low, layout, axes)
