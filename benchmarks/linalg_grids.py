@@ -109,7 +109,6 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
     """By routine and by the layout of the devices."""
     import jax
 
-    import lockstep.linalg as la
     from lockstep.linalg import (
         _back_transformation,
         _general,
@@ -123,7 +122,6 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
     from lockstep.linalg._posdef import Plan
 
     devices, side = placed.mesh.size, math.isqrt(placed.mesh.size)
-    where = {"mesh": placed.mesh, "in_specs": placed.spec}
 
     def tile(n: int) -> int:
         return n // devices // panels
@@ -183,7 +181,6 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
         ("getrf", "grid"): getrf("grid"),
         ("ormtr", "line"): ormtr("line"),
         ("ormtr", "grid"): ormtr("grid"),
-        ("lu_factor", "line"): lambda a: la.lu_factor(a, tile=tile(len(a)), **where),
         ("qr", "line"): qr("line"),
         ("qr", "grid"): qr("grid"),
     }
@@ -289,7 +286,7 @@ def main() -> None:
     parser.add_argument("--panels", type=int, default=8)
     parser.add_argument("--devices", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument(
-        "--routines", nargs="+", default=["potrf", "cholesky", "getrf", "ormtr", "lu_factor", "qr"]
+        "--routines", nargs="+", default=["potrf", "cholesky", "getrf", "ormtr", "qr"]
     )
     parser.add_argument("--splits", nargs="+", default=["rows", "both"])
     parser.add_argument("--model", action="store_true")
