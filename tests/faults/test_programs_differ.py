@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,32 +107,56 @@ def test_off_does_not_look() -> None:
 FLAGS_OF_ONE = """
 import os
 if os.environ.get("LOCKSTEP_PROCESS_ID") == "1":
-    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true --xla_dump_to=DUMP"
+    os.environ["XLA_FLAGS"] = "GIVEN"
 """
 SUM = """
 print(float(jax.jit(lambda x: x.sum())(x)))
 """
+OWN_SUM = """
+print(float(jax.jit(lambda x: x.sum())(jnp.arange(4.0))))
+"""
 
 
-@pytest.mark.parametrize("collectives", [full("lockstep"), "gloo"])
-def test_flags_of_one_process_are_said(collectives: str, tmp_path: Path) -> None:
+def run_with_flags_of_one(flags: str, options: list[str], program: str, folder: Path) -> Any:
+    (folder / "sitecustomize.py").write_text(FLAGS_OF_ONE.replace("GIVEN", flags))
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    env = {"PYTHONPATH": path}
+    return run_lockstep(options, program, d=1, timeout=120, env=env, expect_status=None)
+
+
+@pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
+def test_flags_of_one_process_are_an_error(collectives: str, tmp_path: Path) -> None:
     """The compiled text does not show them, nor do the numbers of executions."""
-    dump = str(tmp_path / "dump")
-    (tmp_path / "sitecustomize.py").write_text(FLAGS_OF_ONE.replace("DUMP", dump))
-    result = run_lockstep(
-        ["--collectives", collectives],
-        HEAD + SUM,
-        d=1,
-        timeout=120,
-        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        expect_status=None,
-    )
+    flags = f"--xla_cpu_enable_fast_math=true --xla_dump_to={tmp_path / 'dump'}"
+    result = run_with_flags_of_one(flags, ["--collectives", collectives], HEAD + SUM, tmp_path)
     assert "lockstep: warning: the processes of this job differ in XLA_FLAGS:" in result.stderr
-    assert (result.status == 0) == (collectives == "lockstep"), result
-    if collectives == "gloo":
-        headline = result.said_by_launcher.splitlines()[0]
-        flag = "XLA_FLAGS is --xla_cpu_enable_fast_math=true on process 1, not set on process 0"
-        assert flag in headline, result
+    assert result.status not in (0, None), result
+    headline = result.said_by_launcher.splitlines()[0]
+    flag = "XLA_FLAGS is --xla_cpu_enable_fast_math=true on process 1, not set on process 0"
+    assert flag in headline, result
+    assert not any(result.by_process.values()), "a number was computed before"
+    for process in (0, 1):
+        assert f"[{process}] lockstep.DisagreementError: process 1 runs" in result.stderr, result
+
+
+@pytest.mark.parametrize("collectives", [full("lockstep"), full("gloo")])
+@pytest.mark.parametrize(
+    ("flags", "options", "program"),
+    [
+        ("--xla_dump_to=DUMP --xla_force_host_platform_device_count=1", [], SUM),
+        ("--xla_cpu_enable_fast_math=true", ["--check-programs", "warn"], SUM),
+        ("--xla_cpu_enable_fast_math=true", [], OWN_SUM),
+    ],
+    ids=["harmless", "warn", "own devices"],
+)
+def test_flags_of_one_process_are_no_error(
+    collectives: str, flags: str, options: list[str], program: str, tmp_path: Path
+) -> None:
+    flags = flags.replace("DUMP", str(tmp_path / "dump"))
+    result = run_with_flags_of_one(
+        flags, ["--collectives", collectives, *options], HEAD + program, tmp_path
+    )
+    assert result.status == 0, result
 
 
 AGAIN = """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lockstep.flight_recorder import program_difference
 from lockstep.flight_recorder.program_difference import Difference
@@ -84,7 +84,8 @@ def test_a_sharding_is_named() -> None:
 
 
 def test_the_reduction_of_a_collective_is_named() -> None:
-    mesh = Mesh(np.array(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
+    # jax 0.8 makes no loop of a mesh with one device, and then keeps no line of what is in it.
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
     spec = PartitionSpec("x")
 
     def over(reduced: Callable[..., Any]) -> Lowered:

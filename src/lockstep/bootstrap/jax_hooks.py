@@ -164,9 +164,11 @@ def _survive() -> None:
 def hook_cpu_client() -> None:
     """Prepares JAX's client of the CPU devices, and looks after it. Raises where jax differs."""
     from lockstep.bootstrap import agreement, engine_start, xla_thread_pool
+    from lockstep.programs import compilations, flags_of_all
     from lockstep.watchdog import shutdown_hook
 
     is_mpi = _config.current().collectives == "mpi"
+    compilations.refuse(flags_of_all.check)
 
     def after(client: Any) -> None:
         # This handler is registered before the one that looks for lost hosts, so it runs after it.
@@ -175,16 +177,19 @@ def hook_cpu_client() -> None:
             engine_start.after_cpu_client(client)
         agreement.warn_of_differences(client)
 
-    if is_mpi:
-        # Late import: only `--collectives mpi` needs it.
-        from lockstep.bootstrap import mpi_backend
+    within = xla_thread_pool.enough if is_mpi else engine_start.around_cpu_client
 
-        before = mpi_backend.before_cpu_client
-        _jax_compat.around_cpu_client(before, after, xla_thread_pool.enough)
-    else:
-        _jax_compat.around_cpu_client(
-            engine_start.before_cpu_client, after, engine_start.around_cpu_client
-        )
+    def before() -> None:
+        if is_mpi:
+            # Late import: only `--collectives mpi` needs it.
+            from lockstep.bootstrap import mpi_backend
+
+            mpi_backend.before_cpu_client()
+        else:
+            engine_start.before_cpu_client()
+        flags_of_all.publish()
+
+    _jax_compat.around_cpu_client(before, after, within)
 
 
 def _after_backends(platform: str) -> bool:

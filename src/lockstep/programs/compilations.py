@@ -18,7 +18,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lockstep import _jax_compat
@@ -114,6 +114,7 @@ class _Compilations:
     fresh: collections.deque[Program] = dataclasses.field(default_factory=collections.deque)
     """The programs that are to be published."""
     publish: Callable[[str, float], None] = lambda title, since: None
+    check: Callable[[Program, Collection[int]], None] = lambda program, processes: None
 
 
 _known = _Compilations()
@@ -130,6 +131,11 @@ def note(publish: Callable[[str, float], None]) -> None:
         _jax_compat.install(HOOK, LOST, lambda: _jax_compat.around_compilations(_note))
 
 
+def refuse(check: Callable[[Program, Collection[int]], None]) -> None:
+    """Has each such program shown to ``check`` first, with its processes: it may raise."""
+    _known.check = check
+
+
 def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
     if len({device.process_index for device in devices}) < 2:
         return run()
@@ -139,6 +145,7 @@ def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
     except Exception as error:  # the program comes first
         _jax_compat.report(HOOK, LOST, error)
         return run()
+    _known.check(program, {device.process_index for device in devices})
     outer = _known.running.get(thread)
     _known.running[thread] = (time.monotonic(), program)
     _publish()
