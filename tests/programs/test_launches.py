@@ -234,7 +234,7 @@ def test_a_function_that_has_died_is_forgotten(programs: Any) -> None:
     for _ in range(50):
         fast(own, function(own, b"step"))
     assert len(own._functions._by_function) <= 1
-    assert len(own._functions._by_jitted) <= 1
+    assert len(own._functions.by_jitted) <= 1
 
 
 def test_a_function_on_two_sets_of_devices_is_counted_where_its_results_are(programs: Any) -> None:
@@ -468,3 +468,41 @@ def test_a_program_in_the_place_of_a_freed_one_is_not_taken_for_it() -> None:
         assert len(others) < 1000
     functions.learn(other, None, (), {})  # it has no collectives
     assert functions.launched_by(other, (), {}, LOCAL) == (None, False)
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_an_interrupt_leaves_no_lock_behind(programs: Any, is_taken: bool) -> None:
+    """Python runs a signal handler within the call that takes the lock, or right after it."""
+    own = record()
+    step = function(own, b"step")
+    acquire = own._acquire
+
+    def interrupted() -> bool:
+        if is_taken:
+            acquire()
+        raise KeyboardInterrupt
+
+    own._acquire = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        fast(own, step)
+    own._acquire = acquire
+    other = threading.Thread(target=fast, args=(own, step), daemon=True)
+    other.start()
+    other.join(10)
+    assert [number for number, *_ in entries(own)] == [0]
+
+
+def test_a_signal_handler_launches_while_a_launch_is_written(
+    programs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = record()
+    step, other = function(own, b"step"), function(own, b"other")
+
+    def handled() -> int:
+        monkeypatch.setattr(launches, "_now", lambda: 7)
+        fast(own, other)
+        return 7
+
+    monkeypatch.setattr(launches, "_now", handled)
+    fast(own, step)
+    assert [number for number, *_ in entries(own)] == [0, 1]

@@ -69,7 +69,8 @@ class Functions:
 
     def __init__(self) -> None:
         self._by_function: dict[int, _Function] = {}
-        self._by_jitted: dict[int, _Function] = {}
+        self.by_jitted: dict[int, _Function] = {}
+        """By the id of what JAX calls."""
         self._kept: dict[tuple[int, int], Any] = {}
         """What forgets each object when it dies: another one may get its id."""
 
@@ -82,16 +83,11 @@ class Functions:
         known.by_arguments[signature] = launched if is_new else None
         known.note(launched)
 
-    def only(self, jitted: Any) -> Launched | None:
-        """The program of a call that can have no other one: this is asked at every launch."""
-        known = self._by_jitted.get(id(jitted))
-        return None if known is None else known.only
-
     def launched_by(
         self, jitted: Any, args: Any, kwargs: Any, results: Any
     ) -> tuple[Launched | None, bool]:
         """The program of a call, and whether it is sure that it is that one."""
-        known = self._by_jitted.get(id(jitted))
+        known = self.by_jitted.get(id(jitted))
         if known is None:
             known = self._first_call(jitted)
         if not known.launched:
@@ -113,7 +109,7 @@ class Functions:
 
     def latest_of(self, jitted: Any) -> tuple[Launched | None, bool]:
         """The program of a call whose arguments are not known, as `launched_by`."""
-        known = self._by_jitted.get(id(jitted)) if jitted is not None else None
+        known = self.by_jitted.get(id(jitted)) if jitted is not None else None
         # The first call that JAX makes on its fast path may be the one that does not return.
         if known is None and _jax_compat.is_compiled_function(jitted):
             known = self._first_call(jitted)
@@ -132,8 +128,8 @@ class Functions:
         function = getattr(jitted, "__wrapped__", None)
         # Without a function it was compiled ahead of time: then it was learned itself.
         known = self._of(jitted if function is None else function)
-        self._by_jitted[id(jitted)] = known
-        self._keep(jitted, self._by_jitted)
+        self.by_jitted[id(jitted)] = known
+        self._keep(jitted, self.by_jitted)
         return known
 
     def _keep(self, key: Any, of: dict[int, _Function]) -> None:

@@ -41,7 +41,10 @@ _RUN_IDS = 1 << 31
 _COUNT = struct.Struct("<Q")
 # Each launch uses these: a name of this module is found sooner than a name in another one.
 _ENTRIES, _ENTRY_BYTES, _WRITTEN_AT = format.ENTRIES, format.ENTRY_BYTES, format.RINGS_AT
-_pack, _pack_count = _ENTRY.pack_into, _COUNT.pack_into
+_WHOLE_WORDS = _WRITTEN_AT + _COUNT.size
+_WRITTEN_WORD = _WRITTEN_AT // _COUNT.size
+assert _WRITTEN_AT % _COUNT.size == 0
+_pack = _ENTRY.pack_into
 _now, _thread = time.monotonic_ns, threading.get_ident
 _LAUNCHED = int(Op.PROGRAM) | State.DONE << 24
 """Operation, dtype, reduction and state, a byte each."""
@@ -60,10 +63,12 @@ class Record:
         self._owner = owner
         os.pwrite(descriptor, format.encode(empty), 0)
         self._map = mmap.mmap(descriptor, 0)
+        self._words = memoryview(self._map)[:_WHOLE_WORDS].cast("Q")
         self._empty = empty
         self._own = empty.rings[0].device
         # A signal handler of the program may launch one while this thread records one.
-        self._lock = threading.RLock()
+        self._lock: Any = threading.RLock()
+        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._main = threading.main_thread().ident
         self._written = 0
         self._guess: Launched | None = None
@@ -77,6 +82,8 @@ class Record:
         self._launched: dict[tuple[str, str], Launched | None] = {}
         """None: a program without collectives."""
         self._functions = Functions()
+        self._by_jitted = self._functions.by_jitted
+        """Each launch asks it: a call less."""
         self._clique_words = 0
         self.new_sites: Callable[[Sequence[run_records.Site]], None] = lambda _: None
         """Is given the line of each program that is launched for the first time."""
@@ -116,7 +123,8 @@ class Record:
             self._functions.learn(function, self._of_executable(executable), args, kwargs)
 
     def fast(self, jitted: Any, args: Any, kwargs: Any, results: Any) -> None:
-        if (launched := self._functions.only(jitted)) is not None:
+        known = self._by_jitted.get(id(jitted))
+        if known is not None and (launched := known.only) is not None:
             self._add(launched)
             return
         launched, is_sure = self._functions.launched_by(jitted, args, kwargs, results)
@@ -194,18 +202,26 @@ class Record:
         if not launched.crosses and kind == _LAUNCHED and _thread() != self._main:
             return
         head = launched.known if is_sure else launched.unknown
-        with self._lock:
+        try:
+            self._acquire()  # it takes half of the time of `with`
             if self._guess is not None:
                 self._take_back()
             elif self._is_marked:
                 self._mark(State.DONE)
-            self._written = number = self._written + 1
-            self._sequences[launched.clique] = after = self._sequences[launched.clique] + 1
+            # Python runs a signal handler at a call only: these numbers are taken without one.
+            self._written = number = (before := self._written) + 1
+            sequences, clique = self._sequences, launched.clique
+            sequences[clique] = 1 + (sequence := sequences[clique])
             now = _now()
-            at = _ENTRIES_AT + (number - 1) % _ENTRIES * _ENTRY_BYTES
+            at = _ENTRIES_AT + before % _ENTRIES * _ENTRY_BYTES
             done = now if kind == _LAUNCHED else 0
-            _pack(self._map, at, number, head, after - 1, kind, now, now, done, launched.tail)
-            _pack_count(self._map, _WRITTEN_AT, number)
+            _pack(self._map, at, number, head, sequence, kind, now, now, done, launched.tail)
+            self._words[_WRITTEN_WORD] = self._written  # a signal handler may have added one
+        except BaseException:  # as Ctrl-C, which may come before the lock was taken
+            if self._lock._is_owned():
+                self._release()
+            raise
+        self._release()
 
     def _take_back(self) -> None:
         """What was believed to be launched has been launched, or something else has."""
