@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "versions"
 INSTALL_SECONDS = 900
+BUILD_SECONDS = 3600
+"""The first wheel compiles the engine, on a busy machine too."""
 KILLED_SECONDS = 5
 
 
@@ -127,7 +129,10 @@ def build_wheel() -> Path:
     make = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     # The build directory of scripts/install.py, where the engine is compiled already.
     build = f"--config-settings=build-dir=build/{Path(sys.prefix).name}"
-    must([*make, "--no-build-isolation", "--no-deps", build, "--wheel-dir", folder, ROOT])
+    must(
+        [*make, "--no-build-isolation", "--no-deps", build, "--wheel-dir", folder, ROOT],
+        BUILD_SECONDS,
+    )
     [wheel] = folder.glob("*.whl")
     return wheel
 

@@ -70,7 +70,7 @@ class Functions:
     def __init__(self) -> None:
         self._by_function: dict[int, _Function] = {}
         self.by_jitted: dict[int, _Function] = {}
-        """By the id of what JAX calls."""
+        """The id of what JAX calls -> the function."""
         self._kept: dict[tuple[int, int], Any] = {}
         """What forgets each object when it dies: another one may get its id."""
 
