@@ -72,7 +72,7 @@ print(float(step(x)))
             id="constant",
         ),
         full(DRAWN, "a constant is 0.", id="drawn"),
-        full(STATIC, "a constant is 3.0 on process 1", id="static"),
+        full(STATIC, "one more operation: multiply on process 1", id="static"),
         full(BRANCH, "one more operation: sine on process 1", id="branch"),
     ],
 )
