@@ -196,3 +196,13 @@ def test_the_arguments_of_a_program_by_their_names() -> None:
     )
     many = parse(b"1", f"HloModule m\n\nENTRY %main () -> f32[] {{\n{''.join(lines)}}}\n").arguments
     assert (len(many), many[0], many[-1]) == (256, "p0: f32[0]", "p998: f32[998]")
+
+
+def test_a_collective_of_more_than_five_arrays_is_read() -> None:
+    """XLA numbers every fifth element of a tuple's shape."""
+    shapes = ", ".join(("/*index=5*/" if at == 5 else "") + "f32[3,6]{1,0}" for at in range(8))
+    call = f"({shapes}) all-to-all(%a, %b), channel_id=1, replica_groups={{{{0,1}}}}"
+    text = f"HloModule m, is_scheduled=true\n\nENTRY %main () -> f32[] {{\n  %all = {call}\n}}\n"
+    [found] = parse(b"1", text).collectives
+    assert (found.op, found.channel) == ("all-to-all", 1)
+    assert found.shape == f"({', '.join(['f32[3,6]'] * 8)})"

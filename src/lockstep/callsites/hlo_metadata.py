@@ -24,11 +24,11 @@ from typing import Any
 
 from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices
-from lockstep.callsites.hlo_text import Frames, SourceLine, arguments, place, shape
+from lockstep.callsites.hlo_text import SHAPE, Frames, SourceLine, arguments, place, shape
 
 _MODULE = re.compile(r"HloModule (\S+?),")
 _COLLECTIVE = re.compile(
-    r"= (?P<shape>\([^=]*?\)|\S+) (?P<op>all-reduce|all-gather|reduce-scatter|all-to-all|"
+    rf"= {SHAPE} (?P<op>all-reduce|all-gather|reduce-scatter|all-to-all|"
     r"collective-permute)(?:-start)?\(.*?channel_id=(?P<channel>\d+)(?P<rest>.*)"
 )
 _NATIVE_CALL = re.compile(r'custom_call_target="(?!lapack_|TopK"|xla_|lockstep_)')

@@ -14,7 +14,9 @@ from lockstep.callsites import frames
 
 _MAX_ARGUMENTS = 256
 """Arguments of a program that are kept, the first and the last: a model has thousands."""
-_ARGUMENT = re.compile(r"= (?P<shape>\([^=]*?\)|\S+) parameter\((?P<index>\d+)\)(?P<rest>.*)")
+SHAPE = r"(?P<shape>\((?:[^=]|/\*index=)*?\)|\S+)"
+"""In a pattern: the shape of an array, or of a tuple, in which XLA numbers every fifth element."""
+_ARGUMENT = re.compile(rf"= {SHAPE} parameter\((?P<index>\d+)\)(?P<rest>.*)")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _MAX_FRAMES = 200
 _TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
@@ -34,8 +36,8 @@ class SourceLine(NamedTuple):
 
 
 def shape(text: str) -> str:
-    """Without how it lies in memory."""
-    return re.sub(r"\{[\d,:T()]*\}", "", text)
+    """Without how it lies in memory, and the numbers that XLA gives to the elements of a tuple."""
+    return re.sub(r"\{[\d,:T()]*\}|/\*index=\d+\*/", "", text)
 
 
 def place(chain: Sequence[Frame]) -> SourceLine:

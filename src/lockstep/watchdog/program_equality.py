@@ -73,6 +73,8 @@ class Comparison:
         # The compiler cuts loops by the number of cores: then only the collectives are compared.
         cores = {len(self._peers[p].cpus) for p in (self._process, peer)}
         which = "whole" if len(cores) == 1 else "collectives"
+        if not (own[which] and other[which]):  # the text of one was not found
+            return None
         return bool({*own[which]} & {*other[which]})
 
     def _of(self, peer: int) -> dict[int, Published]:
