@@ -68,6 +68,8 @@ class WrongClocks:
     wall: int
     boot: int
     """Of the clocks that count from the boot."""
+    file: Path | None = None
+    """What holds the seconds of the wall clock, 8 bytes that may change, in place of ``wall``."""
 
 
 class SshHosts:
@@ -143,6 +145,8 @@ class SshHosts:
         command: list[str] = []
         if clocks:
             environ |= {"LD_PRELOAD": str(clocks.library), "WALL_CLOCK_AHEAD": str(clocks.wall)}
+            if clocks.file:
+                environ["WALL_CLOCK_FILE"] = str(clocks.file)
             offsets = [f"--{name}={clocks.boot}" for name in ("monotonic", "boottime")]
             command = ["unshare", "-T", *offsets, "--fork"]
         variables = " ".join(f'"{key}={value}"' for key, value in environ.items())
@@ -240,6 +244,14 @@ class SshHosts:
         nobody = ["lladdr", "02:00:00:00:00:01", "dev", DEVICE, "nud", "permanent"]
         self.run(name, ["ip", "neighbor", "replace", self.address(other), *nobody])
 
+    def unmute(self, name: str, other: str) -> None:
+        """Ends what `mute` did."""
+        self.run(name, ["ip", "neighbor", "delete", self.address(other), "dev", DEVICE])
+
+    def root(self, name: str) -> Path:
+        """The files of a host as it sees them, with its own mounts, from here."""
+        return Path(f"/proc/{self._inits[name]}/root")
+
     def take_down(self, name: str) -> None:
         """Ends the host as a loss of power does: off the network first, so nothing says goodbye."""
         self.cut(name)
@@ -290,7 +302,7 @@ class SshHosts:
         ]
         for name in self.names:
             found += [str(p) for p in (self.folder / name / "tmp").glob("lockstep-run-*")]
-            shared = Path(f"/proc/{self._inits[name]}/root/dev/shm")
+            shared = self.root(name) / "dev/shm"
             with contextlib.suppress(OSError):
                 found += [f"{name}: /dev/shm/{path.name}" for path in shared.iterdir()]
         return found
