@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,7 @@ def main() -> int:
         # Its mounts are its own, and end with it.
         words = ["unshare", "-m", sys.executable, *sys.argv]
         os.execvpe("unshare", words, {**os.environ, _MOUNTED: "1"})
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the hosts end with this process
     kinds = options.kinds.split(",") if options.kinds else list(faults.KINDS)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         ground = Ground(Path(folder))

@@ -18,6 +18,9 @@ _TWO = 0.2
 _ENDED = r"on {host} failed first: its host was lost: the agent on {host} has ended"
 _SILENT = r"on {host} failed first: its host was lost: no answer from {host} for 10 s"
 _KILLED = r"process {process} of \d on {host} failed first: killed by SIGKILL"
+_STOPPED = r"process {process} \(pid \d+ on {host}\) is stopped"
+_LATE = r"(Nothing has come from|Not arrived:) process {process} \("
+_UNREACHABLE = r"cannot reach host \w"
 _FILES = r"Too many open files|EMFILE"
 _FULL = r"No space left on device"
 _PORTS = r"Cannot assign requested address|Address already in use|no free port"
@@ -41,12 +44,12 @@ KINDS = {
     "guard killed": Kind((_ENDED,)),
     "host killed": Kind((_ENDED,)),
     "process 0's host killed": Kind((_ENDED,)),
-    "process stopped": Kind((r"process {process}.*(stopped|SIGSTOP)",), (3.0, 16.0)),
+    "process stopped": Kind((_STOPPED, _LATE), (3.0, 16.0)),
     "agent stopped": Kind((_SILENT,), (3.0, 14.0)),
     "launcher stopped": Kind((r"launcher", r"no answer from \w"), (3.0, 14.0)),
     "link cut": Kind((_SILENT,), (3.0, 15.0)),
     "link cut one way": Kind((_SILENT,), (3.0, 15.0)),
-    "link to a host cut one way": Kind((r"cannot reach host|{host}",), (3.0, 15.0)),
+    "link to a host cut one way": Kind((_UNREACHABLE, _LATE), (3.0, 15.0)),
     "packets delayed": Kind((), (4.0, 8.0)),
     "packets dropped": Kind((_SILENT,), (4.0, 8.0)),
     "packets reordered": Kind((), (4.0, 8.0)),

@@ -48,13 +48,13 @@ _FIRST_THREAD = re.compile(r"^(?<!\n\n)(?:Current thread|Thread) 0x", re.MULTILI
 """The first line of a dump: faulthandler puts an empty line before the other threads."""
 _LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
 _TICKS = os.sysconf("SC_CLK_TCK")
+STOPPED = "stopped, by a signal (kill -STOP, Ctrl-Z) or by a batch system"
 _STATES = {
     "R": "it runs",
     "S": "it sleeps",
     "D": "it waits inside the kernel and cannot be interrupted: a disk or a network file system "
     "that does not answer",
-    "T": "it is stopped, by a signal (kill -STOP, Ctrl-Z) or by a batch system; kill -CONT "
-    "continues it",
+    "T": f"it is {STOPPED}; kill -CONT continues it",
     "t": "a debugger has stopped it",
     "Z": "it has ended",
     "X": "it has ended",

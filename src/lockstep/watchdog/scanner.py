@@ -100,6 +100,10 @@ class Scanner:
         found = self._records.read(self._sites.found, vary, latest, self._remote)
         return diagnose.diagnose(found)
 
+    def stopped(self, found: diagnose.Diagnosis) -> str:
+        """Which process that others wait for is stopped; "" where none is known to be."""
+        return self._stalls.stopped(found)
+
     def diagnose_with_lines(self, by_numbers: bool = False) -> diagnose.Diagnosis:
         """Waits for the lines of the others, which were notified too and look for them now."""
         found = self.diagnose(by_numbers)

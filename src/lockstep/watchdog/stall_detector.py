@@ -10,11 +10,14 @@ from lockstep import _config
 from lockstep._words import counted
 from lockstep.flight_recorder import diagnose, format, text_report
 from lockstep.job.topology import Peer
+from lockstep.system import stack_dump
 from lockstep.watchdog.record_reader import Records
 from lockstep.watchdog.remote import RemoteHosts
 
 _MAX_STACKS = 4
 """Each may take a second, in which the watchdog does nothing else."""
+_MAX_ASKED = 2
+"""At a deadline, for which the engine waits a second."""
 
 
 class Stalls:
@@ -52,6 +55,14 @@ class Stalls:
         lines = [f"waiting for {waited:.0f} s. {text_report.table(found)}", *stacks]
         print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
 
+    def stopped(self, found: diagnose.Diagnosis) -> str:
+        """Which process that others wait for is stopped; "" where none is known to be."""
+        waited_for = [row.index for row in found.rows if row.culprit]
+        for process in waited_for[:_MAX_ASKED]:
+            if stack_dump.STOPPED in self._text_of(process):
+                return f"{self._peers[process].label} is {stack_dump.STOPPED}"
+        return ""
+
     def _waits_first(self, found: diagnose.Diagnosis) -> bool:
         """Whether no process before this one waits: one report is enough."""
         waiting = (
@@ -71,10 +82,11 @@ class Stalls:
         return min(open_since, default=None)
 
     def _stacks_of(self, process: int) -> str:
+        indented = "\n".join(f"    {line}" for line in self._text_of(process).splitlines())
+        return f"{self._peers[process].label} does meanwhile:\n{indented}"
+
+    def _text_of(self, process: int) -> str:
         peer = self._peers[process]
         if self._remote and peer.host_id != self._peers[self._process].host_id:
-            text = self._remote.stacks(peer)
-        else:
-            text = self._records.stacks(process)
-        indented = "\n".join(f"    {line}" for line in text.splitlines())
-        return f"{peer.label} does meanwhile:\n{indented}"
+            return self._remote.stacks(peer)
+        return self._records.stacks(process)

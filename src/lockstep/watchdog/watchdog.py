@@ -255,7 +255,10 @@ class Watchdog(threading.Thread):
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to the missing processes."""
         found = self._scanner.diagnose()
-        abort_message.fail(abort_message.beside(text_of_engine, found), found)
+        text = text_of_engine
+        if stopped := self._scanner.stopped(found):
+            text = f"lockstep: {stopped}: {text.removeprefix('lockstep: ')}"
+        abort_message.fail(abort_message.beside(text, found), found)
 
     # A process ends
 
