@@ -37,7 +37,9 @@ def test_what_is_no_range(text: str, words: str) -> None:
             "--nnodes 2:8: the launcher's variables say that the job has 4 pro",
         ),
         ("6:8", 4, 1, 3, False, "so MAX can be 4 at most"),
-        ("2:4", 4, 2, 3, False, "the launcher starts 2 on this one. Give one process all devices"),
+        ("2:4", 4, 2, 3, False, "the job has 4 processes, 2 on each node, so MAX can be 2 at most"),
+        ("1:2", 5, 2, 3, False, "5 processes, of which 2 run on this node: all nodes have to have"),
+        ("2", 4, 2, 3, True, "--grow needs --nnodes MIN:MAX"),
         ("2:4", 4, 1, 0, False, "--nnodes 2:4 needs --max-restarts"),
         (None, 4, 1, 3, True, "--grow needs --nnodes MIN:MAX"),
         ("4", 4, 1, 3, True, "--grow needs --nnodes MIN:MAX"),
@@ -54,3 +56,4 @@ def test_what_fits() -> None:
     check(None, 4, 4, 0, grow=False)
     check(parse("2:3"), 4, 1, 1, grow=True)
     check(parse("4"), 4, 1, 1, grow=False)
+    check(parse("1:2"), 4, 2, 1, grow=True)

@@ -213,6 +213,8 @@ def test_kill_of_an_agent_ends_the_job_and_names_the_host(
     said = err.decode()
     assert "process 1 of 3 on b failed first: its host was lost: the agent on b has ended" in said
     assert "The agent of a lost host ends its processes, and itself" in said
+    own = "exit code 137: lockstep: the agent of this host was killed by SIGKILL; all processes of "
+    assert (f"{own}this host were killed" in said) == bool(which), said
     hosts.assert_nothing_left()
 
 

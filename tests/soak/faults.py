@@ -17,6 +17,7 @@ _TWO = 0.2
 
 _ENDED = r"on {host} failed first: its host was lost: the agent on {host} has ended"
 _SILENT = r"on {host} failed first: its host was lost: no answer from {host} for 10 s"
+_LEASE = r"on {host} has ended: the launcher has confirmed no answer of this host for 9 s"
 _KILLED = r"process {process} of \d on {host} failed first: killed by SIGKILL"
 _STOPPED = r"process {process} \(pid \d+ on {host}\) is stopped"
 _LATE = r"(Nothing has come from|Not arrived:) process {process} \("
@@ -45,13 +46,13 @@ KINDS = {
     "host killed": Kind((_ENDED,)),
     "process 0's host killed": Kind((_ENDED,)),
     "process stopped": Kind((_STOPPED, _LATE), (3.0, 16.0)),
-    "agent stopped": Kind((_SILENT,), (3.0, 14.0)),
+    "agent stopped": Kind((_SILENT, _LEASE), (3.0, 14.0)),
     "launcher stopped": Kind((r"launcher", r"no answer from \w"), (3.0, 14.0)),
-    "link cut": Kind((_SILENT,), (3.0, 15.0)),
-    "link cut one way": Kind((_SILENT,), (3.0, 15.0)),
+    "link cut": Kind((_SILENT, _LEASE), (3.0, 15.0)),
+    "link cut one way": Kind((_SILENT, _LEASE), (3.0, 15.0)),
     "link to a host cut one way": Kind((_UNREACHABLE, _LATE), (3.0, 15.0)),
     "packets delayed": Kind((), (4.0, 8.0)),
-    "packets dropped": Kind((_SILENT,), (4.0, 8.0)),
+    "packets dropped": Kind((_SILENT, _LEASE), (4.0, 8.0)),
     "packets reordered": Kind((), (4.0, 8.0)),
     "disk full": Kind((_FULL,), (4.0,)),
     "checkpoints' disk full": Kind((_FULL,), (4.0,)),

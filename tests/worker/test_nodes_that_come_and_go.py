@@ -47,11 +47,13 @@ while not (folder / "end").exists():
 
 
 class Nodes:
-    """Nodes of this machine, each with one agent, as a launcher of ``size`` would start them."""
+    """Nodes of this machine, as a launcher would start them that has ``size`` processes in all, and
+    ``each`` on a node: one agent for each process."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, each: int = 1) -> None:
         self.folder = folder
         self.size = size
+        self.each = each
         self.port = free_port()
         self.key = folder / "key"
         self.key.write_text("k" * 64)
@@ -61,9 +63,11 @@ class Nodes:
         self.agents: dict[int, subprocess.Popen[str]] = {}
 
     def start(self, rank: int, *options: str) -> subprocess.Popen[str]:
-        place = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0"}
-        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "LOCAL_WORLD_SIZE": "1"}
-        names = {"LOCKSTEP_HOST_ID": f"n{rank}", "LOCKSTEP_KEY_FILE": str(self.key)}
+        node, local = divmod(rank, self.each)
+        place = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(local)}
+        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        at["LOCAL_WORLD_SIZE"] = str(self.each)
+        names = {"LOCKSTEP_HOST_ID": f"n{node}", "LOCKSTEP_KEY_FILE": str(self.key)}
         own = {"TMPDIR": str(self.folder / "tmp"), MARK: str(self.folder)}
         words = ["--max-restarts", "3", "--grace", "2", *options, str(self.folder / "program.py")]
         with self.log(rank).open("ab") as log:
@@ -192,3 +196,22 @@ def test_too_few_nodes_are_named(make: type[Nodes], tmp_path: Path) -> None:
     assert agent.returncode == 2
     nodes.said("the agents of processes 1-2 did not come within 3 s (--start-timeout)")
     nodes.said("and --nnodes needs 2 nodes")
+
+
+def test_a_node_of_several_processes_is_lost_with_one_of_them_and_comes_back_whole(
+    make: type[Nodes], tmp_path: Path
+) -> None:
+    nodes = make(tmp_path, 6, each=2)
+    options = ["--nnodes", "1:3", "--grow"]
+    for rank in (0, 1, 4, 5, 2):  # the second node has one of its two processes
+        nodes.start(rank, *options)
+    assert nodes.runs(0) == {0: "n0", 1: "n0", 2: "n2", 3: "n2"}
+    nodes.said("starting on 2 of 3 nodes, without node 1")
+    nodes.start(3, *options)
+    assert nodes.runs(1) == {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
+    nodes.kill(4)
+    assert nodes.runs(2) == {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
+    nodes.said("going on with 2 hosts, 4 processes, without node 2")
+    nodes.start(4, *options)
+    assert nodes.runs(3) == {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
+    nodes.finish()

@@ -6,6 +6,7 @@ import dataclasses
 import selectors
 import socket
 import time
+from collections.abc import Collection
 
 from lockstep._errors import LaunchError
 from lockstep._words import processes
@@ -30,9 +31,10 @@ to start again because one has come (``--grow``)."""
 class AgentAttempts:
     """The attempts of a job: `lockstep.launch.restarts.Placement`.
 
-    With ``--nnodes`` it may have fewer processes than the launcher starts, or spares. What the
-    launcher calls process 3 is then node 3; its process has another number where nodes are missing.
-    The seat of node 0 is never empty, because the supervisor ends with its agent.
+    With ``--nnodes`` it may have fewer nodes than the launcher has, or spares. The first node has
+    what the launcher calls processes 0 to L - 1, where it starts L on each; they have other numbers
+    in the job where nodes are missing. A node takes part when all of its agents are ready.
+    The seat of node 0 is never empty, because the supervisor ends with the agent of process 0.
     """
 
     def __init__(
@@ -41,13 +43,18 @@ class AgentAttempts:
         hosts: tuple[str, str],
         job: LaunchSpec,
         nodes: NodeRange | None = None,
+        each: int = 1,
     ) -> None:
-        """``hosts``: what the coordinator's host is called, and where it listens."""
+        """``hosts``: what the coordinator's host is called, and where it listens; ``each``: how
+        many processes the launcher starts on a node, one after the other."""
         self._agents, self._hosts, self._timeout = agents, hosts, job.config.start_timeout
         self._is_elastic = nodes is not None
-        self._nodes = nodes or NodeRange(job.processes, job.processes)
-        every = [Host(f"node {number}") for number in range(job.processes)]
-        seats = [Placed(host, first, 1) for first, host in enumerate(every[: self._nodes.most])]
+        self._each = each if nodes else 1
+        count = job.processes // self._each
+        self._nodes = nodes or NodeRange(count, count)
+        every = [Host(f"node {number}", slots=self._each) for number in range(count)]
+        used = enumerate(every[: self._nodes.most])
+        seats = [Placed(host, number * self._each, self._each) for number, host in used]
         self._membership = Membership(seats, every[self._nodes.most :], max_losses=0)
         self._before = self._membership.in_use
         """The nodes of the last attempt."""
@@ -77,11 +84,21 @@ class AgentAttempts:
 
     def processes(self, job: LaunchSpec, loop: Loop) -> AgentProcesses:
         self._grow_at = float("inf")
-        numbers = [self._number(placed.host) for placed in self._membership.places]
+        used = [self._membership.hosts.index(placed.host) for placed in self._membership.places]
+        numbers = [number for node in used for number in self._of(node)]
         return AgentProcesses(job, loop, self._agents, numbers, self)
 
-    def _number(self, host: Host) -> int:
-        return self._membership.hosts.index(host)
+    def _of(self, node: int) -> range:
+        """What the launcher calls the processes of a node."""
+        return range(node * self._each, (node + 1) * self._each)
+
+    def _node(self, agent: JoinedAgent) -> Host:
+        return self._membership.hosts[agent.process // self._each]
+
+    def _complete(self, numbers: Collection[int]) -> list[int]:
+        """The nodes of which all processes are among these."""
+        nodes = range(len(self._membership.hosts))
+        return [node for node in nodes if all(number in numbers for number in self._of(node))]
 
     # Before an attempt
 
@@ -89,7 +106,7 @@ class AgentAttempts:
         """``job`` on the nodes that are there."""
         own = self._membership
         self._wait_until_ready()
-        ready = set(self._agents.ready)
+        ready = self._complete(self._agents.ready)
         for number, host in enumerate(own.hosts):
             (own.returned if number in ready else own.lose)(host)
         changes = own.plan()
@@ -97,15 +114,16 @@ class AgentAttempts:
             return job
         before, self._before = self._before, own.in_use
         count = len(own.in_use)
+        job = dataclasses.replace(job, processes=count * self._each)
         if not is_first:
             for line in host_changes.described(changes, own):
                 complain(line)
             made = host_changes.summed_up(before, changes, own)
-            return dataclasses.replace(job, processes=count, changes=made)
+            return dataclasses.replace(job, changes=made)
         if not own.is_full():
             absent = ", ".join(host.label for host in own.absent)
             complain(f"starting on {count} of {own.seats} nodes, without {absent}")
-        return dataclasses.replace(job, processes=count)
+        return job
 
     def _wait_until_ready(self) -> None:
         """Waits for enough agents, and until no program of a lost one can run any more; tells those
@@ -116,7 +134,8 @@ class AgentAttempts:
         if why:
             complain(why)
         # Agents of the last attempt are there already, and will be ready soon.
-        last_call = ended if len(self._agents.of) >= self._nodes.least else float("inf")
+        known = len(self._complete(self._agents.of))
+        last_call = ended if known >= self._nodes.least else float("inf")
         with selectors.PollSelector() as selector:
             self._agents.attach(selector, self._refuse_exit, lambda agent, at: None)
             while now < ended or (now < end and not self._may_start(now >= last_call)):
@@ -134,13 +153,13 @@ class AgentAttempts:
 
     @property
     def _has_enough(self) -> bool:
-        ready = self._agents.ready
+        ready = self._complete(self._agents.ready)
         return 0 in ready and len(ready) >= self._nodes.least
 
     def _may_start(self, after_last_call: bool) -> bool:
         """Whether enough agents are ready, and no others are to be waited for."""
         all_ready = len(self._agents.ready) == len(self._agents.of)
-        is_full = len(self._agents.ready) >= self._nodes.most
+        is_full = len(self._complete(self._agents.ready)) >= self._nodes.most
         return self._has_enough and all_ready and (is_full or after_last_call)
 
     def _give_up(self) -> None:
@@ -162,11 +181,13 @@ class AgentAttempts:
     def lost(self, agent: JoinedAgent) -> None:
         """An agent was lost, one of the attempt or a spare."""
         if agent.process >= 0:
-            self._membership.lose(self._membership.hosts[agent.process])
+            self._membership.lose(self._node(agent))
 
     def has_come(self, agent: JoinedAgent, loop: Loop) -> None:
         """An agent has become ready that runs nothing."""
-        own, host = self._membership, self._membership.hosts[agent.process]
+        own, host = self._membership, self._node(agent)
+        if own.hosts.index(host) not in self._complete(self._agents.ready):
+            return
         own.returned(host)
         if not self._is_elastic:
             return

@@ -51,7 +51,9 @@ def main() -> int:
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return 1
-    return guard.run_guarded(lambda lifeline: HostAgent(channel, lifeline, folder).run(), folder)
+    return guard.run_guarded(
+        lambda lifeline: HostAgent(channel, lifeline, folder).run(), folder, words=guard.OF_A_HOST
+    )
 
 
 def _folder(arguments: Sequence[str]) -> Path:

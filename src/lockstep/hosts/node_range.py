@@ -35,21 +35,21 @@ def check(asked: NodeRange | None, size: int, local_size: int, restarts: int, gr
 
     ``size``, ``local_size``: how many processes the launcher starts, and how many on this node.
     """
-    if grow and (asked is None or asked.least == size):
+    if grow and (asked is None or asked.least * local_size == size):
         raise ConfigError(
             "--grow needs --nnodes MIN:MAX, with MIN below MAX: else all nodes are there anyway."
         )
     if asked is None:
         return
-    if asked.most > size:
+    if size % local_size:
+        raise ConfigError(
+            f"--nnodes {asked}: the launcher's variables say that the job has {size} processes, of "
+            f"which {local_size} run on this node: all nodes have to have the same number."
+        )
+    if asked.most > size // local_size:
         raise ConfigError(
             f"--nnodes {asked}: the launcher's variables say that the job has {size} processes, "
-            f"one on each node, so MAX can be {size} at most."
-        )
-    if local_size > 1:
-        raise ConfigError(
-            f"--nnodes {asked}: a node has one process with --nnodes, and the launcher starts "
-            f"{local_size} on this one. Give one process all devices of its node: -d N."
+            f"{local_size} on each node, so MAX can be {size // local_size} at most."
         )
     if not restarts:
         raise ConfigError(

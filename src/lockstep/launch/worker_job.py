@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
@@ -67,7 +66,7 @@ def join(
                 agents_keep_records=True,
                 grow=args.grow,
             )
-            start(job, address, name, key, args.nnodes)
+            start(job, address, name, key, args.nnodes, config.local_num_processes or 1)
         line = SupervisorLine.connect(address, name, key, process, config.start_timeout)
     attempt = line.wait_for_start()
     if attempt:
@@ -105,11 +104,16 @@ def start_again(
 
 
 def start(
-    job: LaunchSpec, address: str, name: str, key: bytes, nodes: NodeRange | None = None
+    job: LaunchSpec,
+    address: str,
+    name: str,
+    key: bytes,
+    nodes: NodeRange | None = None,
+    each: int = 1,
 ) -> None:
     """Starts the supervisor of ``job`` as a child, which ends with this process.
 
-    ``nodes``: how many of the processes it may do without; None: it needs all.
+    ``nodes``: with how many nodes it runs, each with ``each`` processes; None: it needs all.
     Raises `LaunchError` where it cannot listen on ``address``, and `InitializationError` where it
     may not have enough descriptors.
     """
@@ -134,7 +138,9 @@ def start(
     try:
         process_tree.end_with_parent()
         fd_limit.close_all_but({listener.fileno()})
-        _supervise(job, listener, (host, bound), name, key, nodes)
+        _ignore_signals()
+        agents = JoinedAgents(listener, job.processes, name, key)
+        _supervise(job, agents, AgentAttempts(agents, (host, bound), job, nodes, each))
         # The agent reads the last message first, and then ends this process with it.
         signal.pause()
         status = 0
@@ -145,21 +151,15 @@ def start(
         os._exit(status)
 
 
-def _supervise(
-    job: LaunchSpec,
-    listener: socket.socket,
-    hosts: tuple[str, str],
-    name: str,
-    key: bytes,
-    nodes: NodeRange | None,
-) -> None:
-    # It ends with the agent, and not by what a launcher sends to the agent's process group.
+def _ignore_signals() -> None:
+    """The supervisor ends with its agent, and not by a signal to the agent's process group."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     for number in PASSED_ON:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _supervise(job: LaunchSpec, agents: JoinedAgents, attempts: AgentAttempts) -> None:
     lifeline, _ = os.pipe()  # it never ends: the kernel ends this process with the agent
-    agents = JoinedAgents(listener, job.processes, name, key)
-    attempts = AgentAttempts(agents, hosts, job, nodes)
     try:
         status = restarts.run(attempts.first(job), lifeline, attempts)
         how = "ended" if status == 0 else "failed, and does not start again"

@@ -36,13 +36,23 @@ from lockstep.system import process_tree
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_guarded(supervise: Callable[[int], int], run_dir: Path, caller: int | None = None) -> int:
+OF_A_JOB = "the launcher's supervising process was", "the job"
+OF_A_HOST = "the agent of this host was", "this host"
+
+
+def run_guarded(
+    supervise: Callable[[int], int],
+    run_dir: Path,
+    caller: int | None = None,
+    words: tuple[str, str] = OF_A_JOB,
+) -> int:
     """Runs ``supervise(lifeline)`` in a child and returns its status; leaves no process behind.
 
     ``lifeline`` is a descriptor that reads as ended once this process is gone, or that of the
     ``caller``: a program that has started this one for its own use. Signals in `PASSED_ON` are
     blocked when ``supervise`` begins. At the end ``run_dir`` is removed, but left to a caller that
-    lives: it reads there how the processes have ended.
+    lives: it reads there how the processes have ended. ``words``: what ``supervise`` is, and whose
+    processes end with it.
     """
     process_tree.adopt_orphans()
     # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
@@ -68,8 +78,8 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path, caller: int | No
         _remove(run_dir, caller)
     if status < 0:
         print(
-            f"lockstep: the launcher's supervising process was killed by {signal_name(-status)}; "
-            "all processes of the job were killed",
+            f"lockstep: {words[0]} killed by {signal_name(-status)}; all processes of {words[1]} "
+            "were killed",
             file=sys.stderr,
         )
     return status if status >= 0 else 128 - status
