@@ -42,7 +42,7 @@ help:
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (make test has 3 of them)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks, the pages in Chromium (many minutes)'
-	@echo 'make soak      random programs on random layouts, compared with NumPy: MINUTES=60 SEED=1'
+	@echo 'make soak      random programs on random layouts, compared with NumPy: MINUTES=60 SEED=1; or faults: FAULTS=500'
 	@echo 'make versions  a part of the tests under every supported Python and jax (docs/reference/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
 	@echo 'make format    rewrite the sources, and the listings of pages, as lint wants them'
@@ -97,11 +97,12 @@ slow: $(VENV)/.installed-dev $(VENV)/.installed-wheel
 	@if command -v chromium >/dev/null; then $(MAKE) browse; \
 	else echo 'No chromium here: the pages were not opened (make browse).'; fi
 
-# Random programs on random layouts, each result compared with NumPy (docs/design/soak.md).
+# Random programs on random layouts, each result compared with NumPy; with FAULTS=500 trainings that
+# meet so many faults (docs/design/soak.md).
 MINUTES ?= 60
 SEED ?= 1
 soak: $(VENV)/.installed-dev
-	$(BIN)/python tests/soak/run.py --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python $(if $(FAULTS),tests/soak/chaos.py --faults $(FAULTS),tests/soak/run.py --minutes $(MINUTES)) --seed $(SEED)
 
 wheel: $(VENV)/.installed-wheel
 	$(BIN)/python scripts/wheel.py $(ARCH)

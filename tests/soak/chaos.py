@@ -55,6 +55,12 @@ class Ground:
             path.write_bytes(bytes(8))
         self._clocks = {n: WrongClocks(library, 0, 0, path) for n, path in self.clocks.items()}
 
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        subprocess.run(["umount", str(self.saved)], check=True, timeout=20)
+
     def _mount(self, where: Path, size: str) -> None:
         words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)]
         subprocess.run(words, check=True, timeout=20)
@@ -196,7 +202,7 @@ def main() -> int:
     kinds = options.kinds.split(",") if options.kinds else list(faults.KINDS)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         ground = Ground(Path(folder))
-        with ground.hosts() as hosts:
+        with ground, ground.hosts() as hosts:
             chaos = Chaos(ground, hosts, options.seed, kinds)
             try:
                 chaos.run(options.faults, options.job, options.minutes)
@@ -205,7 +211,6 @@ def main() -> int:
                 file = RESULTS / f"chaos-{options.seed}.json"
                 file.write_text(json.dumps(chaos.document(), indent=1) + "\n")
                 print(f"{chaos.planted} faults in {chaos.jobs} jobs\n{chaos.table}", flush=True)
-        subprocess.run(["umount", str(ground.saved)], check=True, timeout=20)
     return 1 if chaos.wrong else 0
 
 

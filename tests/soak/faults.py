@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-STRIKES = 5
+STRIKES = 10
 """In a job, unless it ends before."""
-LATEST = 5.0
+LATEST = 4.0
 """Seconds from the start of an attempt to a strike: it starts, joins, compiles, or makes steps."""
 _TWO = 0.2
 """The share of strikes with two faults."""
@@ -32,19 +32,19 @@ class Kind(NamedTuple):
     """A kind of fault."""
 
     causes: tuple[str, ...]
-    """Patterns of headlines that name it; none: the job has to survive it."""
+    """Patterns of headlines that name it; none: nothing but survival is right."""
     lasts: tuple[float, ...] = ()
     """Seconds until it is lifted, of which one is drawn; none: it is over at once."""
-    has_two: bool = True
-    """Whether another fault may come with it."""
+    may_survive: bool = True
+    """Whether the job may go on without a restart."""
 
 
 KINDS = {
-    "process killed": Kind((_KILLED,)),
-    "agent killed": Kind((_ENDED,)),
-    "guard killed": Kind((_ENDED,)),
-    "host killed": Kind((_ENDED,)),
-    "process 0's host killed": Kind((_ENDED,)),
+    "process killed": Kind((_KILLED,), may_survive=False),
+    "agent killed": Kind((_ENDED,), may_survive=False),
+    "guard killed": Kind((_ENDED,), may_survive=False),
+    "host killed": Kind((_ENDED,), may_survive=False),
+    "process 0's host killed": Kind((_ENDED,), may_survive=False),
     "process stopped": Kind((_STOPPED, _LATE), (3.0, 16.0)),
     "agent stopped": Kind((_SILENT, _LEASE), (3.0, 14.0)),
     "launcher stopped": Kind((r"launcher", r"no answer from \w"), (3.0, 14.0)),

@@ -55,7 +55,8 @@ def judge(said: str, struck: Sequence[Struck], has_ended: bool, status: int = 0)
     if not lines:
         refused = re.search(r"^lockstep: not started again: .*", said, re.MULTILINE)
         if not has_ended:
-            return Verdict("survived", "")
+            is_right = all(KINDS[each.kind].may_survive for each in struck)
+            return Verdict("survived" if is_right else "unnoticed", "")
         return Verdict(f"{ended}unnamed (status {status})", refused[0] if refused else said[-500:])
     causes = [cause for each in struck for cause in each.causes]
     wrong = [line for line in lines if not any(re.search(cause, line) for cause in causes)]

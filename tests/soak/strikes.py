@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,8 +43,7 @@ def plant(job: Job, fault: Fault, saved: Path, clocks: dict[str, Path]) -> Plant
     """
     kind = fault.kind
     if kind == "launcher stopped":
-        found = job.launchers()
-        return Planted(fault, LAUNCHER, None, _stop(found))
+        return Planted(fault, LAUNCHER, None, _stop_launcher(job))
     # Of the program, which has begun by then.
     if not wait(lambda: job.has_ended or job.places(), 60) or job.has_ended:
         raise NotPlanted
@@ -109,6 +109,8 @@ def own_tmp(hosts: SshHosts, name: str) -> Path:
 
 
 def _kill(pids: list[int]) -> Lift:
+    if not pids:
+        raise NotPlanted
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -122,6 +124,9 @@ def _all_of(job: Job, host: str) -> list[int]:
 
 
 def _stop(pids: list[int]) -> Lift:
+    if not pids:
+        raise NotPlanted
+
     def send(number: int) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -129,6 +134,20 @@ def _stop(pids: list[int]) -> Lift:
 
     send(signal.SIGSTOP)
     return lambda: send(signal.SIGCONT)
+
+
+def _stop_launcher(job: Job) -> Lift:
+    lift = _stop(job.launchers())
+
+    def lift_all() -> None:
+        lift()
+        # nsenter stops itself, and is late in it, when its child is stopped.
+        for _ in range(5):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(job.launcher.pid, signal.SIGCONT)
+            time.sleep(0.1)
+
+    return lift_all
 
 
 def _fill(where: Path) -> Lift:

@@ -278,9 +278,9 @@ def worker_parser() -> argparse.ArgumentParser:
         type=checked(node_range.parse),
         metavar="MIN:MAX",
         help="with --max-restarts, and the same number of processes on each node: start when MIN "
-        f"nodes are there, and wait {agent_attempts.JOIN_SECONDS:g} s for more, up to MAX; go on without lost "
-        "nodes while MIN are left; nodes that come later are spares, or take part from the next "
-        "restart on; default: all that the launcher starts",
+        f"nodes are there, and wait {agent_attempts.JOIN_SECONDS:g} s for more, up to MAX; go on "
+        "without lost nodes while MIN are left; nodes that come later are spares, or take part "
+        "from the next restart on; default: all that the launcher starts",
     )
     host_options.add_grow(group, "--nnodes", "node comes")
     group.add_argument(
