@@ -94,7 +94,5 @@ def _forward(port: str, inner: str, quality: Quality) -> None:
 
 
 if __name__ == "__main__":
-    _forward(
-        *sys.argv[1:3],
-        Quality(float(sys.argv[3]), float(sys.argv[4]), sys.argv[5] == "True"),
-    )
+    _, own_port, own_inner, *words = sys.argv
+    _forward(own_port, own_inner, Quality(float(words[0]), float(words[1]), words[2] == "True"))

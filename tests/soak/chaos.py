@@ -87,12 +87,12 @@ class Chaos:
         end = time.monotonic() + 60 * minutes
         number = only or 0
         while self.planted < most and time.monotonic() < end:
-            self.one(number)
+            self.one(number, most)
             number += 1
             if only is not None:
                 return
 
-    def one(self, number: int) -> None:
+    def one(self, number: int, most: int) -> None:
         plan = faults.draw(self.seed, number, self.kinds)
         print(f"job {number}: {plan.processes} processes {' '.join(plan.options)}", flush=True)
         job = Job(self.hosts, self.ground.folder / f"job-{number}", self.ground.saved, plan)
@@ -100,6 +100,8 @@ class Chaos:
         wrong = []
         for strike in plan.strikes:
             if not wait(lambda: job.has_ended or job.places(), GOES_ON) or job.has_ended:
+                break
+            if self.planted >= most:
                 break
             time.sleep(strike.wait)
             struck, verdict = self.strike(job, strike)

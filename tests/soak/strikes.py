@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import struct
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -86,8 +87,10 @@ def _plant(job: Job, kind: str, host: str, pid: int, saved: Path, clocks: dict[s
         job.hosts.mute(host, others[0])
         return lambda: job.hosts.unmute(host, others[0])
     if quality := _QUALITIES.get(kind):
-        link = BadLink(job.hosts.enter("switch"), host, quality)
-        return link.end
+        try:
+            return BadLink(job.hosts.enter("switch"), host, quality).end
+        except subprocess.CalledProcessError:  # the link is a bad one already
+            raise NotPlanted from None
     if kind in ("disk full", "checkpoints' disk full"):
         return _fill(saved if kind.startswith("ch") else own_tmp(job.hosts, host))
     if kind == "memory taken":
