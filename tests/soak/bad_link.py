@@ -77,9 +77,10 @@ def _forward(port: str, inner: str, quality: Quality) -> None:
     print("up", flush=True)
     while True:
         rest = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        for ready in select.select([host, switch, sys.stdin], [], [], rest)[0]:
-            if ready is sys.stdin:  # its end, and so this program's
-                return
+        found = select.select([host, switch, sys.stdin], [], [], rest)[0]
+        if sys.stdin in found:  # its end, and so this program's
+            return
+        for ready in (each for each in (host, switch) if each in found):
             frame, address = ready.recvfrom(1 << 17)
             if address[2] == _OUTGOING or random.random() < quality.drops:
                 continue

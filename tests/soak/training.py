@@ -67,7 +67,8 @@ def main() -> None:
     check(int(first), "checkpoint", state, np.array(known.after(int(first)), np.float32))
     share = NamedSharding(mesh, P("x"))
     make = make_step(mesh)
-    for step in range(int(first), 1 << 30):
+    step = int(first)
+    while True:
         rows, right = known.rows(step), known.total(state, step)
         here = np.full(count, (folder / "end").exists(), np.float32)
         large = np.full(LARGE, step % 100, np.float32)
@@ -85,6 +86,7 @@ def main() -> None:
             os.replace(folder / "saved" / "next.npy", saved)
         if ends.sum() == count:
             break
+        step += 1
         time.sleep(0.02)
     multihost_utils.sync_global_devices("end")
     print("ends after", step + 1, "steps with", *map(int, state), flush=True)
