@@ -12,6 +12,7 @@ import pytest
 from lockstep import __version__
 from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep._finding import OK
+from lockstep.hosts import fleet as fleets
 from lockstep.hosts import starters
 from lockstep.hosts.checks import host_check, network_probe
 from lockstep.hosts.checks.request import Request
@@ -77,6 +78,43 @@ def test_hosts_that_answer_one_after_the_other_are_waited_for(fleet: Make) -> No
     delays = {f"h{i}": 1.0 + 1.5 * i for i in range(4)}
     made = fleet(lambda host: stub(delays[host.name], 60.0), reach_seconds=4.0)
     assert [each.lost for each in made.connect([Host(name) for name in delays])] == [""] * 4
+
+
+def test_so_many_commands_are_started_at_a_time(
+    fleet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "MAX_STARTING", 2)
+    starting = []
+
+    def command(host: Host) -> list[str]:
+        starting.append(sum(not each.facts for each in made.connections))
+        return stub(0.1, 60.0)
+
+    made = fleet(command)
+    agents = made.connect([Host(f"h{i}") for i in range(6)])
+    assert [each.lost for each in agents] == [""] * 6
+    assert [each.label for each in agents] == [f"h{i}" for i in range(6)]
+    assert max(starting) == 1
+
+
+def test_hosts_that_do_not_answer_make_room_for_the_next(
+    fleet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "MAX_STARTING", 2)
+    silent = ("h0", "h1")
+    made = fleet(lambda host: stub(60.0 * (host.name in silent), 60.0), reach_seconds=4.0)
+    agents = made.connect([Host(f"h{i}") for i in range(4)])
+    assert ["no agent answered" in each.lost for each in agents] == [True, True, False, False]
+    assert [bool(each.facts) for each in agents] == [False, False, True, True]
+
+
+def test_commands_that_cannot_be_started_use_up_no_room(
+    fleet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "MAX_STARTING", 2)
+    made = fleet(lambda host: ["/no/such/command"])
+    agents = made.connect([Host(f"h{i}") for i in range(5)])
+    assert ["could be started" in each.lost for each in agents] == [True] * 5
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import selectors
@@ -15,11 +16,15 @@ from lockstep._errors import LaunchError
 from lockstep._words import signal_name
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.host_list import Host, labels
-from lockstep.hosts.lease import PING_SECONDS
 from lockstep.system.channel import Message
 
 _END_SECONDS = 3.0
 """How long the agents may take to end when the job has ended."""
+MAX_STARTING = 32
+"""So many commands may be on their way to an answer at the same time: a jump host, a directory of
+users and the cores of this machine take only so many logins at once (sshd's MaxStartups)."""
+_TICK_SECONDS = 0.1
+"""Between two passes over all connections: with many hosts messages come faster than that."""
 _STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -46,6 +51,7 @@ class Fleet:
         self.reach_seconds = reach_seconds
         self._lifeline = lifeline
         self.connections: list[Connection] = []
+        self._next_tick = 0.0
 
     @property
     def alive(self) -> list[Connection]:
@@ -55,28 +61,48 @@ class Fleet:
     def connect(self, hosts: Sequence[Host]) -> list[Connection]:
         """Starts an agent on each of ``hosts``, and waits until each has answered or has failed.
 
-        Failed ones say why in `Connection.lost`. Raises OSError where a command of this host (ssh)
-        cannot be started, and `Interrupted`.
+        At most `MAX_STARTING` are being started at a time, and one that has not answered in time
+        makes room for the next. Failed ones say why in `Connection.lost`. Raises OSError where a
+        command of this host (ssh) cannot be started, and `Interrupted`.
         """
         fresh: list[Connection] = []
-        served = time.monotonic()
-        for host, label in zip(hosts, labels(hosts), strict=True):
+        waiting = collections.deque(zip(hosts, labels(hosts), strict=True))
+        with self._attached(_take_hello) as selector:
+            settled, end = -1, 0.0
+            while starting := self._start_some(waiting, fresh, selector):
+                now = time.monotonic()
+                if len(fresh) - len(starting) > settled:
+                    settled, end = len(fresh) - len(starting), now + self.reach_seconds
+                elif now >= end:
+                    self._give_up(starting)
+                self._turn(selector, end)
+        return fresh
+
+    def _start_some(
+        self,
+        waiting: collections.deque[tuple[Host, str]],
+        fresh: list[Connection],
+        selector: selectors.BaseSelector,
+    ) -> list[Connection]:
+        """Starts commands of ``waiting`` hosts; all of ``fresh`` that have not answered yet."""
+        starting = [each for each in fresh if not each.lost and not each.facts]
+        while waiting and len(starting) < MAX_STARTING:
+            host, label = waiting.popleft()
             fresh.append(Connection(host, label, self._command(host)))
             self.connections.append(fresh[-1])
+            fresh[-1].attach(selector, _take_hello, lambda connection: None)
+            starting += [] if fresh[-1].lost else [fresh[-1]]
             # To start many commands takes long, and an agent ends when nothing comes for long.
-            if time.monotonic() - served > PING_SECONDS:
-                self._take_hellos(fresh, 0.01)
-                served = time.monotonic()
-        seconds = self.reach_seconds
-        self._take_hellos(fresh, seconds)
-        for connection in fresh:
-            if not connection.lost and not connection.facts:
-                connection.lose(
-                    f"no agent answered on {connection.host.name} within {seconds:g} s: is the "
-                    "machine up, and does the network let ssh pass? --reach-timeout "
-                    f"{4 * seconds:g} gives it more time"
-                )
-        return fresh
+            self._turn(selector, 0.0)
+        return starting
+
+    def _give_up(self, starting: Sequence[Connection]) -> None:
+        for connection in starting:
+            connection.lose(
+                f"no agent answered on {connection.host.name} within {self.reach_seconds:g} s: is "
+                "the machine up, and does the network let ssh pass? --reach-timeout "
+                f"{4 * self.reach_seconds:g} gives it more time"
+            )
 
     def begin(self, host: Host, label: str) -> Connection:
         """Starts an agent on a host, and waits for nothing; `adopt` takes the connection in.
@@ -88,11 +114,6 @@ class Fleet:
     def adopt(self, connection: Connection) -> None:
         """Looks after a connection of `begin` from now on."""
         self.connections.append(connection)
-
-    def _take_hellos(self, connections: Sequence[Connection], seconds: float) -> None:
-        waiting = [each for each in connections if not each.facts]
-        for connection, message in self._messages(waiting, {"hello"}, seconds).items():
-            connection.facts = message.head
 
     def ask(
         self,
@@ -120,9 +141,11 @@ class Fleet:
         for key, _ in selector.select(max(0.0, min(end - time.monotonic(), 0.1))):
             key.data()
         self._check_signals()
-        for each in self.connections:
-            if each.greeted:
-                each.tick(time.monotonic())
+        if (now := time.monotonic()) >= self._next_tick:
+            self._next_tick = now + _TICK_SECONDS
+            for each in self.connections:
+                if each.greeted:
+                    each.tick(now)
 
     def _messages(
         self, connections: Sequence[Connection], kinds: set[str], seconds: float
@@ -194,6 +217,11 @@ class Fleet:
             time.sleep(0.01)
         for each in self.connections:
             each.detach_for_good()
+
+
+def _take_hello(connection: Connection, message: Message) -> None:
+    if message.kind == "hello":
+        connection.facts = message.head
 
 
 def _has_ended(connection: Connection) -> bool:
