@@ -5,7 +5,8 @@
 In the place of ssh the agents start here, so all of them share these cores: the launcher's own
 processor time, memory and descriptors are those of hosts of their own, the seconds are not. The
 program of each host is a line of Python without JAX. In one job all processes write, and end; in a
-second one a process is killed. Slopes are least squares over the numbers of hosts.
+second one a process is killed. Signs of life may be missing for a minute, and not for 10 s, because
+hundreds of interpreters start on these cores. Slopes are least squares over the numbers of hosts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ import numpy as np
 SSH = """#!/bin/sh
 # The command is the last word, and runs on this machine as on another.
 for last; do :; done
+last=$(echo "$last" | sed "s#-m lockstep.hosts.host_agent#{1} lockstep.hosts.host_agent#")
 exec env SSH_CONNECTION="{0} 1 {0} 22" sh -c "$last"
+"""
+PATIENT = """
+import runpy, sys
+from lockstep.hosts import lease
+for name in ("SILENCE_SECONDS", "LEASE_SECONDS", "IDLE_SECONDS"):
+    setattr(lease, name, 6 * getattr(lease, name))
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 LINES = 100
 PROGRAM = f"""
@@ -105,14 +115,16 @@ def supervisor(launcher: int) -> int:
 def launched(folder: Path, count: int) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     """A job whose processes are all up, and the seconds until then."""
     ssh = folder / "ssh"
-    ssh.write_text(SSH.format(own_address()))
+    ssh.write_text(SSH.format(own_address(), folder / "patient.py"))
     ssh.chmod(0o755)
+    (folder / "patient.py").write_text(PATIENT)
     for name in ("up", "wrote", "tmp"):
         (folder / name).mkdir()
     for name in ("go", "end"):
         os.mkfifo(folder / name)
     hosts = ",".join(f"host{i}" for i in range(count))
-    command = [sys.executable, "-P", "-m", "lockstep", "run", "--hosts", hosts, "--ssh", str(ssh)]
+    command = [sys.executable, "-P", str(folder / "patient.py"), "lockstep", "run"]
+    command += ["--hosts", hosts, "--ssh", str(ssh)]
     with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
         job = subprocess.Popen(
             [*command, "--no-prefix", "-c", PROGRAM],
@@ -120,10 +132,13 @@ def launched(folder: Path, count: int) -> Iterator[tuple[subprocess.Popen[bytes]
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={**os.environ, "TMPDIR": str(folder / "tmp")},
+            # Without records the agents have no engine of their own, which would start here too.
+            env={**os.environ, "TMPDIR": str(folder / "tmp"), "LOCKSTEP_RECORD": "0"},
         )
     try:
         yield job, wait_until(lambda: len(os.listdir(folder / "up")) == count, job)
+    except SystemExit as error:
+        raise SystemExit(f"{error}: {(folder / 'err').read_text()}") from None
     finally:
         job.terminate()
         job.wait(60)

@@ -117,6 +117,17 @@ def test_commands_that_cannot_be_started_use_up_no_room(
     assert ["could be started" in each.lost for each in agents] == [True] * 5
 
 
+def test_a_pass_over_all_connections_is_not_made_with_each_message(fleet: Make) -> None:
+    made = fleet(lambda host: stub(0.0, 60.0))
+    [agent] = made.connect([Host("h")])
+    passes: list[float] = []
+    agent.tick = passes.append  # type: ignore[method-assign]
+    now = time.monotonic() + 1.0
+    for message in range(1000):
+        made.tick(now + message / 1000)
+    assert 9 <= len(passes) <= 10
+
+
 @pytest.mark.full
 def test_an_agent_that_has_started_hears_of_the_launcher_while_others_are_started(
     fleet: Make,

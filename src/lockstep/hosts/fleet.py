@@ -141,9 +141,13 @@ class Fleet:
         for key, _ in selector.select(max(0.0, min(end - time.monotonic(), 0.1))):
             key.data()
         self._check_signals()
-        if (now := time.monotonic()) >= self._next_tick:
+        self.tick(time.monotonic())
+
+    def tick(self, now: float) -> None:
+        """Sends signs of life that are due, and notices hosts that answer nothing."""
+        if now >= self._next_tick:
             self._next_tick = now + _TICK_SECONDS
-            for each in self.connections:
+            for each in self.alive:
                 if each.greeted:
                     each.tick(now)
 

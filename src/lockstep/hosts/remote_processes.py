@@ -235,8 +235,7 @@ class RemoteProcesses:
         self._watch.reaped(ended)
 
     def tick(self, now: float) -> None:
-        for connection in self._fleet.alive:
-            connection.tick(now)
+        self._fleet.tick(now)
         self._watch.tick(now)
 
     # To all hosts

@@ -32,6 +32,7 @@ from lockstep._words import signal_name
 from lockstep.launch.end_report import EndReport
 from lockstep.launch.grow_request import GrowRequest, has_finished
 from lockstep.processes import failed_runs
+from lockstep.processes.alike_lines import FEW, AlikeLines
 from lockstep.processes.console import Console, Stream
 from lockstep.processes.first_failure import (
     EndedProcess,
@@ -72,7 +73,8 @@ class Supervisor:
         self._lifeline = lifeline
         self._restarts = restarts or Restarts(0)
         self.selector = selectors.PollSelector()
-        self.console = Console(self.selector)
+        many = job.job_processes > FEW
+        self.console = Console(self.selector, AlikeLines() if many else None)
         self._processes = processes(job, self)
         self.report = EndReport(job, self._processes, self.console, before_keeping)
         self._reading = True
@@ -167,11 +169,11 @@ class Supervisor:
     def turn(self, longest: float = 1.0) -> None:
         """Waits for events, at most ``longest`` seconds, and handles them."""
         now = time.monotonic()
-        times = [self._plan.next_at, *(s.show_at for s in self._streams())]
+        times = [self._plan.next_at, *(s.show_at for s in self.console.unfinished)]
         for key, _ in self.selector.select(max(0.0, min([now + longest, *times]) - now)):
             key.data()
         now = time.monotonic()
-        for stream in self._streams():
+        for stream in list(self.console.unfinished):
             if stream.show_at <= now:
                 stream.show_unfinished()
         while (number := self._plan.take(now)) is not None:

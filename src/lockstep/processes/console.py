@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from lockstep.processes.alike_lines import AlikeLines, StreamLines
 from lockstep.processes.line_merge import (
     LineCutter,
     Merger,
@@ -55,8 +56,10 @@ class Outlet:
 class Console:
     """Both outlets, served by a selector whose keys carry the function to call."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, alike: AlikeLines | None = None) -> None:
+        """``alike``: what is shown of lines that many processes write; None: all."""
         self._selector = selector
+        self.alike = alike
         sinks = [Sink(1), Sink(2)]
         mergers = [Merger(), Merger()]
         if same_file(1, 2):
@@ -67,6 +70,8 @@ class Console:
             for fd, sink, merger in zip((1, 2), sinks, mergers, strict=True)
         )
         self._waiting: set[int] = set()
+        self.unfinished: set[Stream] = set()
+        """The streams with a line that has no end yet."""
         self._abandoned = False
         self.lines = 0
         """How many lines of processes have been put on the console."""
@@ -90,10 +95,12 @@ class Console:
             self.put(self.stderr, self, b"", lines)
 
     def end_lines(self) -> None:
-        """Ends the lines that processes have left unfinished."""
+        """Ends the lines that processes have left unfinished, and says what was not shown."""
         for outlet in (self.stdout, self.stderr):
             outlet.sink.put(outlet.merger.end_line())
             self._serve(outlet.sink)
+        if self.alike and (text := self.alike.summary()):
+            self.report(text)
 
     def _serve(self, sink: Sink) -> None:
         if sink.backlog and sink.fd not in self._waiting:
@@ -151,7 +158,9 @@ class Stream:
         prefix: bytes,
         log: BinaryIO | None,
         may_prompt: bool,
+        lines: StreamLines | None = None,
     ) -> None:
+        """``lines``: what is left out on the screen; None: nothing."""
         self.fd = fd
         self.closed = False
         self._outlet = outlet
@@ -159,6 +168,7 @@ class Stream:
         self._prefix = prefix
         self._cutter = LineCutter()
         self._log = log
+        self._lines = lines
         self._hold_seconds = PROMPT_SECONDS if may_prompt else UNFINISHED_SECONDS
         self._tail = b""
         self._show_at = float("inf")
@@ -178,10 +188,18 @@ class Stream:
         self._show(self._cutter.feed(data))
         if self._cutter.unfinished:
             self._show_at = time.monotonic() + self._hold_seconds
+            self._console.unfinished.add(self)
         else:
-            self._show_at = float("inf")
+            self._forget_unfinished()
+
+    def _forget_unfinished(self) -> None:
+        self._show_at = float("inf")
+        self._console.unfinished.discard(self)
 
     def _show(self, text: bytes) -> None:
+        self._put(self._lines.feed(text) if self._lines else text)
+
+    def _put(self, text: bytes) -> None:
         self._console.put(self._outlet, self, self._prefix, text)
         if text:
             self._shown_at = self._console.lines
@@ -201,7 +219,7 @@ class Stream:
         return self._show_at
 
     def show_unfinished(self) -> None:
-        self._show_at = float("inf")
+        self._forget_unfinished()
         self._show(self._cutter.take())
 
     @property
@@ -218,6 +236,8 @@ class Stream:
         if not self.closed:
             self.closed = True
             self.show_unfinished()
+            if self._lines:
+                self._put(self._lines.end())
             if self.fd >= 0:
                 os.close(self.fd)
             if self._log is not None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
+from lockstep.processes.alike_lines import StreamLines
 from lockstep.processes.console import Console, Stream, has_stdin, open_log
 from lockstep.processes.first_failure import EndedProcess, last_words
 from lockstep.processes.job_spec import LaunchSpec
@@ -126,6 +127,7 @@ class Output:
     def __init__(self, job: LaunchSpec, process_id: int) -> None:
         """Opens the logs. Raises OSError."""
         attempt = job.config.attempt
+        self._process_id = process_id
         self._may_prompt = process_id == 0 and has_stdin()
         self.logs: Path | None = (
             _run_files.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
@@ -136,10 +138,16 @@ class Output:
         self, fds: tuple[int, int], console: Console, prefixes: tuple[bytes, bytes]
     ) -> tuple[Stream, Stream]:
         """Stdout and stderr; ``fds`` are -1 where their bytes are fed."""
+        lines = StreamLines(console.alike, self._process_id) if console.alike else None
         out, err = (
-            Stream(fd, outlet, console, prefix, file, self._may_prompt)
-            for fd, outlet, prefix, file in zip(
-                fds, (console.stdout, console.stderr), prefixes, self._files, strict=True
+            Stream(fd, outlet, console, prefix, file, self._may_prompt, own)
+            for fd, outlet, prefix, file, own in zip(
+                fds,
+                (console.stdout, console.stderr),
+                prefixes,
+                self._files,
+                (None, lines),
+                strict=True,
             )
         )
         return out, err
