@@ -1,7 +1,10 @@
 """What the processes of a job ask each other through JAX's key-value store, and what they answer.
 
 A process that asks raises its own number, and the others answer with their whole state when they
-next look: once a second. One that has ended has left its last state behind.
+next look: once a second. One that has ended has left its last state behind. The states are large
+(a history of launches each), and process 0 serves all of them: so an asker first waits for short
+records that say who has answered, and reads the states once. Where many wait, few ask
+(`question_turns`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from lockstep.job.topology import Peer
 from lockstep.system import stack_dump
 from lockstep.system.interfaces import interfaces
 from lockstep.watchdog.library_counts import Place
+from lockstep.watchdog.question_turns import AT_ONCE, Turns
 from lockstep.watchdog.store_state import Missing, ProcessState
 
 ANSWER_SECONDS = 5.0
@@ -25,6 +29,9 @@ ANSWER_SECONDS = 5.0
 _PAUSE_SECONDS = 0.25
 _NEWS = "lockstep/watch/news"
 _STATES = "lockstep/watch/states"
+_ANSWERED = "lockstep/watch/answered"
+"""Which questions the state of a process answers: of each asker the last."""
+_WAITS = "lockstep/watch/waits"
 _PLACES = "lockstep/watch/places"
 _VERDICT = "verdict"
 
@@ -48,6 +55,10 @@ class Questions:
         self._state = state
         self._asked = 0
         self._answered: dict[str, int] = {}
+        self._numbers: dict[int, int] = {}
+        """How many questions each process has asked."""
+        self._turns = Turns(own.process)
+        self._has_noted_wait = False
 
     def publish_place(self) -> None:
         place = {"pid": self._own.pid, "host": self._own.host_id, "label": self._own.label}
@@ -63,25 +74,49 @@ class Questions:
     def leave(self) -> None:
         """Leaves a state that answers all later questions."""
         with contextlib.suppress(Exception):
-            last = {"is_last": True, **self._answer()}
-            self._store.put(f"{_STATES}/{self._own.process}", last, overwrite=True)
+            self._answer(is_last=True)
 
     def read_news(self) -> str:
         """Answers what was asked; returns what all processes are to fail with, "" while well."""
         news = self._store.values(_NEWS)
         if text := news.pop(_VERDICT, None):
             return str(text)
+        self._numbers = {
+            int(asker): number
+            for asker, number in news.items()
+            if asker.isdigit() and isinstance(number, int)
+        }
         fresh = {asker: number for asker, number in news.items() if self._is_new(asker, number)}
         if fresh:
             self._answered.update(fresh)
-            self._store.put(f"{_STATES}/{self._own.process}", self._answer(), overwrite=True)
+            self._answer(is_last=False)
         return ""
 
     def _is_new(self, asker: str, number: Any) -> bool:
         return isinstance(number, int) and self._answered.get(asker, 0) < number
 
-    def _answer(self) -> dict[str, Any]:
-        return {"answers": self._answered, **self._state().to_json()}
+    def _answer(self, is_last: bool) -> None:
+        own = self._own.process
+        self._store.put(f"{_STATES}/{own}", self._state().to_json(), overwrite=True)
+        answered = {"is_last": is_last, "answers": self._answered}
+        self._store.put(f"{_ANSWERED}/{own}", answered, overwrite=True)
+
+    def is_my_turn(self) -> bool:
+        """Whether this process, which waits, asks now, and does not leave it to others."""
+        if self._count <= AT_ONCE:
+            return True
+        if not self._has_noted_wait:
+            self._has_noted_wait = True
+            self._store.put(f"{_WAITS}/{self._own.process}", True, overwrite=True)
+        waiting = {int(process) for process, waits in self._store.values(_WAITS).items() if waits}
+        return self._turns.is_mine(waiting, self._numbers)
+
+    def end_wait(self) -> None:
+        """This process goes on."""
+        self._turns.restart(self._numbers)
+        if self._has_noted_wait:
+            self._has_noted_wait = False
+            self._store.put(f"{_WAITS}/{self._own.process}", False, overwrite=True)
 
     def ask(self, over: threading.Event) -> tuple[dict[int, ProcessState], str]:
         """The states of all processes that have answered in time, and the news by then.
@@ -91,16 +126,22 @@ class Questions:
         self._asked += 1
         self._store.put(f"{_NEWS}/{self._own.process}", self._asked, overwrite=True)
         own, end = str(self._own.process), time.monotonic() + ANSWER_SECONDS
-        found: dict[int, ProcessState] = {}
+        answered: set[str] = set()
         verdict = ""
         while time.monotonic() < end:
             verdict = self.read_news()  # another process may ask at the same time
-            for name, values in self._store.values(_STATES).items():
-                answered = values.get("is_last") or values["answers"].get(own, 0) >= self._asked
-                if name != own and int(name) not in found and answered:
-                    found[int(name)] = ProcessState.from_json(int(name), values)
-            if verdict or len(found) == self._count - 1 or over.wait(_PAUSE_SECONDS):
+            answered = {
+                name
+                for name, values in self._store.values(_ANSWERED).items()
+                if values["is_last"] or values["answers"].get(own, 0) >= self._asked
+            } - {own}
+            if verdict or len(answered) == self._count - 1 or over.wait(_PAUSE_SECONDS):
                 break
+        found = {
+            int(name): ProcessState.from_json(int(name), values)
+            for name, values in (self._store.values(_STATES) if answered else {}).items()
+            if name in answered
+        }
         found[self._own.process] = self._state()
         return found, verdict
 

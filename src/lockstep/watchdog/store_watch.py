@@ -40,6 +40,9 @@ from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
 from lockstep.watchdog.store_state import Missing, ProcessState
 
 _POLL_SECONDS = 1.0
+_LOOKS_PER_SECOND = 256
+"""With more processes each looks less often, so that the service in process 0 is asked no more."""
+_MAX_SPARING = 4.0
 _FIRST_QUESTION = 3.0
 """Seconds without progress after which a process asks the others; then twice as long each time."""
 _LONGEST_PAUSE = 60.0
@@ -103,7 +106,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         self._questions.publish_place()
         try:
-            while not self._over.wait(_POLL_SECONDS):
+            while not self._over.wait(poll_seconds(self._count)):
                 self._poll()
         except Exception as error:
             if not self._over.is_set():
@@ -164,14 +167,18 @@ class Watch(threading.Thread):
             self._pause, self._warned, self._seen = _FIRST_QUESTION, False, ()
             if self._source.counts:
                 self._source.counts.end()
+            self._questions.end_wait()
         self._read_news()
         if self._source.counts:
             self._look_at_main_thread(now)
         if self._launches:
             self._compare(record)
         if now - self._since >= self._pause and not self._over.is_set():
+            waited = now - self._since
             self._pause = min(2 * self._pause, self._pause + _LONGEST_PAUSE)
-            self._ask(now - self._since)
+            if self._questions.is_my_turn():
+                self._ask(waited)
+            self._stop_at_limits(waited)
 
     def _look_at_main_thread(self, now: float) -> None:
         """Asks the others where the thread has stood still in JAX, in no collective."""
@@ -328,6 +335,10 @@ class Watch(threading.Thread):
             self._warned = True
             said = library_counts.report(found, lag, states, absent)
             ending.say(f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {said}")
+
+    def _stop_at_limits(self, waited: float) -> None:
+        """The next question comes no later than the next limit."""
+        config = _config.current()
         limits = (config.stall_warning * (not self._warned), config.collective_timeout)
         for limit in limits:
             if limit and waited < limit:
@@ -369,3 +380,8 @@ class Watch(threading.Thread):
         self._is_failing = True
         self._over.set()
         ending.end_with(text, self._folder, self._has_ended)
+
+
+def poll_seconds(processes: int) -> float:
+    """How often each of so many processes looks."""
+    return _POLL_SECONDS * min(max(1.0, processes / _LOOKS_PER_SECOND), _MAX_SPARING)
