@@ -28,17 +28,37 @@ with open(f"right-{jax.process_index()}", "w") as file:
 LOCKSTEP = f"{sys.executable} -P -m lockstep run -n 2 -d 2 program.py"
 FORBID = f"{sys.executable} {Path(__file__).parent / 'forbid_calls.py'}"
 SYSCALLS = {
-    "x86_64": {"process_vm_readv": 310, "memfd_create": 319, "pidfd": "434,424"},
-    "aarch64": {"process_vm_readv": 270, "memfd_create": 279, "pidfd": "434,424"},
+    "x86_64": {
+        "process_vm_readv": 310,
+        "memfd_create": 319,
+        "pidfd": "434,424",
+        "flock": 73,
+        "mknod": "133,259",
+        "link": "86,265",
+        "bind": 49,
+    },
+    "aarch64": {
+        "process_vm_readv": 270,
+        "memfd_create": 279,
+        "pidfd": "434,424",
+        "flock": 32,
+        "mknod": "33",
+        "link": "37",
+        "bind": 200,
+    },
 }.get(platform.machine(), {})
 MOUNTS = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c"]
 NETWORK = [*MOUNTS[:3], "--net", "bash", "-c"]
 NAMED = [*MOUNTS[:3], "--uts", "bash", "-c"]
 HERE = ["bash", "-c"]
+OWN_TMPDIR = "mkdir tmp && TMPDIR=$PWD/tmp exec {forbid}"
+"""A temporary directory on a file system that lacks something."""
 
 WORKS = {
     "no process_vm_readv": (HERE, "exec {forbid} {process_vm_readv} {run}"),
     "no pidfd_open": (HERE, "exec {forbid} {pidfd} {run}"),
+    # An address of more than 28 bytes is the path of a socket.
+    "TMPDIR without sockets": (HERE, f"{OWN_TMPDIR} {{bind}}:28 {{run}}"),
     "a full /dev/shm": (MOUNTS, "mount -t tmpfs -o size=16k none /dev/shm && exec {run}"),
     "a read-only /dev/shm": (MOUNTS, "mount -t tmpfs -o ro none /dev/shm && exec {run}"),
     "a read-only home": (
@@ -69,6 +89,14 @@ ENDS = {
         "mkdir tmp && mount -t tmpfs -o ro none tmp && TMPDIR=$PWD/tmp exec {run}",
         "Read-only file system. Set TMPDIR to a writable directory.",
     ),
+    "TMPDIR without locks": (
+        HERE,
+        f"{OWN_TMPDIR} {{flock}}=95 {{run}}",
+        "/tmp has no locks (flock): Operation not supported. Those of a network or of another "
+        "system may lack them: set TMPDIR to a directory of a local disk, or of memory.",
+    ),
+    "TMPDIR without FIFOs": (HERE, f"{OWN_TMPDIR} {{mknod}} {{run}}", "/tmp has no FIFOs: "),
+    "TMPDIR without links": (HERE, f"{OWN_TMPDIR} {{link}} {{run}}", "/tmp has no hard links: "),
     "IPv6 alone": (
         NETWORK,
         "ip link set lo up && ip address del 127.0.0.1/8 dev lo && exec {run}",
@@ -112,3 +140,4 @@ def test_a_job_that_cannot_work_ends_with_the_reason(name: str, tmp_path: Path) 
     assert done.returncode not in (0, 124), done
     assert reason in done.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("right-*"))
+    assert not list(tmp_path.glob("tmp/lockstep-*"))

@@ -54,15 +54,40 @@ def make_locked() -> tuple[Path, int]:
     path = top / f"{PREFIX}{os.urandom(8).hex()}"
     try:
         path.mkdir(mode=0o700)
-        held = _lock(path)
     except OSError as error:
         raise LaunchError(
             f"cannot create a private directory in {top}: {error.strerror}. "
             "Set TMPDIR to a writable directory."
         ) from error
+    held = _lock_on_able(path)
     with contextlib.suppress(OSError):
         sweep(top)
     return path, held
+
+
+def _lock_on_able(path: Path) -> int:
+    """As `_lock`; raises `LaunchError`, and removes ``path``, on a file system that lacks what a
+    run needs."""
+    held, what = -1, "locks (flock)"
+    try:
+        held = _lock(path)
+        one, other = path / "one", path / "other"
+        what = "FIFOs"
+        os.mkfifo(one, 0o600)
+        what = "hard links"
+        os.link(one, other)
+        one.unlink()
+        other.unlink()
+    except OSError as error:
+        if held >= 0:
+            os.close(held)
+        shutil.rmtree(path, ignore_errors=True)
+        raise LaunchError(
+            f"the file system of {path.parent} has no {what}: {error.strerror}. Those of a network "
+            "or of another system may lack them: set TMPDIR to a directory of a local disk, or of "
+            "memory."
+        ) from error
+    return held
 
 
 def _lock(path: Path) -> int:
