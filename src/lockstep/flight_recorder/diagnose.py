@@ -19,6 +19,7 @@ before its record, and a circle of waits cannot come from reading at different m
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 from collections.abc import Sequence
@@ -170,6 +171,9 @@ class _Case:
         self.pairs = pairs(self.history)
         self.ended = wait_graph.endings(self.history)
         self.waits = wait_graph.waits(self.history, self.pairs, self.ended)
+        self._waits_of = collections.defaultdict[int, list[wait_graph.Wait]](list)
+        for wait in self.waits:
+            self._waits_of[wait.track.process].append(wait)
 
     def diagnosis(self) -> Diagnosis:
         if any(process.changed_traffic for process in self.run.processes):
@@ -326,7 +330,7 @@ class _Case:
         self, process: Process, culprit: bool, place: Position | None, called: Entry | None
     ) -> Row:
         index = process.index
-        waits = [w for w in self.waits if w.track.process == index]
+        waits = self._waits_of[index]
         wait = min(waits, key=lambda w: (not w.absent, w.entry.number), default=None)
         track, entry = self._shown(index, place, called, wait)
         calls = self.calls.up_to(track, entry.number) if track and entry else []

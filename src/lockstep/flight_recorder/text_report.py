@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from lockstep._words import left_out, processes, ranges
+from lockstep._words import counted, left_out, processes, ranges
 from lockstep.flight_recorder.calls import Round
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
 from lockstep.flight_recorder.diagnosis_headline import (
@@ -33,6 +33,10 @@ CULPRIT = "> "
 """The prefix of a culprit's row."""
 MAX_ALIKE = 4
 """Up to this many processes that do the same have a row each; more share one."""
+MAX_NAMED = 20
+"""Up to so many of these are listed one below the other; more are listed by their numbers."""
+MAX_STATES = 16
+"""So many different states of processes are shown on a screen."""
 _INDENT = "      "
 
 
@@ -79,21 +83,34 @@ def news(diagnosis: Diagnosis, failed: Collection[int], told: Collection[int]) -
 def table(diagnosis: Diagnosis) -> str:
     """Everything, for a screen: every process with its last calls, every likely cause.
 
-    Many processes that do the same are one row, and the processes are listed below it.
+    Many processes that do the same are one row, and the processes are listed below it. Of a job in
+    which each of many processes does something else, the first ones are shown.
     """
     lines = [headline(diagnosis), ""]
-    for state, history, rows in _alike(diagnosis):
+    groups = _alike(diagnosis)
+    for state, history, rows in groups[:MAX_STATES]:
         many = len(rows) > MAX_ALIKE
         name = f"{len(rows)} processes" if many else "{}"
         lead = CULPRIT if rows[0].culprit else " " * len(CULPRIT)
         block = [f"{lead}{name}: {state}", *(f"{_INDENT}{line}" for line in history)]
         if many:
-            lines += [*block, *(f"{_INDENT}{label_of(row.process)}" for row in rows)]
+            lines += [*block, *(f"{_INDENT}{name}" for name in _names(rows))]
         else:
             lines += [line for row in rows for line in _with_name(block, label_of(row.process))]
+    if rest := sum(len(rows) for _, _, rows in groups[MAX_STATES:]):
+        lines.append(left_out(rest))
     if diagnosis.causes:
         lines += ["", "Likely causes:", *(f"  - {cause}" for cause in causes(diagnosis))]
     return "\n".join(lines)
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """The processes of one row of the table."""
+    if len(rows) <= MAX_NAMED:
+        return [label_of(row.process) for row in rows]
+    hosts = {row.process.record.host for row in rows if row.process.record}
+    on = f" on {counted(len(hosts), 'host')}" if hosts else ""
+    return [processes(sorted(row.index for row in rows)) + on]
 
 
 def _with_name(block: Sequence[str], name: str) -> list[str]:

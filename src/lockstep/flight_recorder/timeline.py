@@ -157,8 +157,15 @@ class History:
         track = self.tracks.get(device)
         return (track.process,) if track else self.unmapped
 
+    @cached_property
+    def _by_process(self) -> dict[int, list[Track]]:
+        found: dict[int, list[Track]] = {}
+        for track in self.tracks.values():
+            found.setdefault(track.process, []).append(track)
+        return found
+
     def of_process(self, process: int) -> list[Track]:
-        return [track for track in self.tracks.values() if track.process == process]
+        return self._by_process.get(process, [])
 
     def progress(self, process: int) -> tuple[int, int]:
         """How far a process is: collectives that it has begun, and those that have not ended."""
@@ -209,6 +216,8 @@ def _members(records: list[ProcessRecord]) -> dict[int, tuple[int, ...]]:
     for record in records:
         for clique, devices in record.cliques:
             known = found.setdefault(clique, list(devices))
+            if known == list(devices):
+                continue  # as on nearly all of them
             for rank, device in enumerate(devices[: len(known)]):
                 known[rank] = max(known[rank], device)
     return {

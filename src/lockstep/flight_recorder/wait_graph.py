@@ -141,6 +141,7 @@ def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Outcome]) ->
         for entry in pair.unsent:
             unsent.setdefault((pair.target, entry.number), []).append(pair.source)
     found = []
+    unsure: dict[Position, list[int]] = {}
     for track in history.tracks.values():
         entry = open_entry(track)
         if entry is None or ended[track.process].final:
@@ -151,7 +152,10 @@ def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Outcome]) ->
             absent = unsent.get(key) or unreceived.get(key, [])
             absent = absent + _partners_unknown(history, entry)
         else:
-            absent = _absent(history, track, entry, ended)
+            place = Position(entry.clique, entry.sequence)
+            if place not in unsure:  # many wait at one place
+                unsure[place] = _unsure(history, place, ended)
+            absent = _absent(history, track, entry, unsure[place])
         found.append(Wait(track, entry, tuple(absent)))
     return found
 
@@ -164,17 +168,27 @@ def open_entry(track: Track) -> Entry | None:
     return None
 
 
-def _absent(history: History, track: Track, entry: Entry, ended: dict[int, Outcome]) -> list[int]:
+def _unsure(history: History, place: Position, ended: dict[int, Outcome]) -> list[int]:
+    """The members that may be absent at a place, for whichever device waits there."""
+    found = []
+    for device in history.devices(place.clique):
+        other = history.tracks.get(device)
+        own = other.at.get(place) if other else None
+        has_left = own is not None and own.state == State.ENTERED
+        if other is None or not other.passed(place) or (has_left and ended[other.process].final):
+            found.append(device)
+    return found
+
+
+def _absent(history: History, track: Track, entry: Entry, unsure: Iterable[int]) -> list[int]:
+    """The members for which a device waits, of those that may be absent."""
     place = Position(entry.clique, entry.sequence)
     since = track.time(entry.entered_ns) - history.run.clock_error_ns
     found = []
-    for device in history.devices(entry.clique):
+    for device in unsure:
         other = history.tracks.get(device)
-        if other is None or other.lacks(place, since):
+        if other is None or other.lacks(place, since) or (place in other.at and other is not track):
             found.append(device)
-        elif (own := other.at.get(place)) and own.state == State.ENTERED:
-            if other is not track and ended[other.process].final:
-                found.append(device)
     return found
 
 
