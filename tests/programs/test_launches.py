@@ -506,3 +506,15 @@ def test_a_signal_handler_launches_while_a_launch_is_written(
     monkeypatch.setattr(launches, "_now", handled)
     fast(own, step)
     assert [number for number, *_ in entries(own)] == [0, 1]
+
+
+def test_the_number_of_a_launch_wraps(programs: dict[bytes, list[Program]]) -> None:
+    """Sequences have 32 bits: 2^32 launches of 50 us take 60 hours."""
+    of = record()
+    step = Executable(b"step")
+    of.end(of.begin(step), None)
+    [clique] = of._sequences
+    of._sequences[clique] = 2**32 - 2
+    for _ in range(4):
+        of.end(of.begin(step), None)
+    assert [sequence for sequence, _, _ in entries(of)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]

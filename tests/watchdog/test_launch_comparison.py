@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.job.kv_store import Store
 from lockstep.programs.compilations import Program
-from lockstep.watchdog.launch_comparison import Launches
+from lockstep.watchdog.launch_comparison import Launches, _Group
 
 OWNER = {0: 0, 2048: 1, 4096: 2}
 CLIQUE = 7
@@ -46,6 +46,13 @@ class Process:
     def __post_init__(self) -> None:
         self.launches = Launches(cast(Store, self.store), self.number, OWNER, self.programs)
         self.entries: list[Entry] = []
+        self.first = 0
+
+    def begins_at(self, number: int) -> None:
+        """As if it had launched so many before."""
+        self.first = number
+        group = self.launches._groups.setdefault(CLIQUE, _Group())
+        group._next = number
 
     def programs(self) -> dict[int, Program]:
         made = self.executables.items()
@@ -54,8 +61,11 @@ class Process:
     def launch(self, *run_ids: int) -> None:
         for run_id in run_ids:
             at = len(self.entries)
+            sequence = (self.first + at) % 2**32
             self.entries.append(
-                Entry(at + 1, CLIQUE, run_id, 1, 0, 0, at, Op.PROGRAM, 0, 0, State.DONE, 1, 1, 1)
+                Entry(
+                    at + 1, CLIQUE, run_id, 1, 0, 0, sequence, Op.PROGRAM, 0, 0, State.DONE, 1, 1, 1
+                )
             )
 
     def differs(self, is_last: bool = False) -> bool:
@@ -161,3 +171,32 @@ def test_any_one_other_launch_is_found(runs: list[int], data: st.DataObject) -> 
     second.launch(*changed)
     first.differs()
     assert second.differs() is bool(runs)
+
+
+FIRST = 2**32 - 100
+"""Sequences of launches have 32 bits."""
+
+
+def two_that_begin_late() -> tuple[Process, Process]:
+    first, second = two()
+    for each in (first, second):
+        each.begins_at(FIRST)
+    return first, second
+
+
+def test_equal_launches_are_no_news_where_their_numbers_wrap() -> None:
+    first, second = two_that_begin_late()
+    for _ in range(5):
+        first.launch(*[5, 6] * 20)
+        second.launch(*[5, 6] * 20)
+        assert not first.differs()
+        assert not second.differs()
+
+
+@pytest.mark.parametrize("before", [10, 97, 100, 101, 150, 700])
+def test_a_difference_is_found_on_both_sides_of_the_wrap(before: int) -> None:
+    first, second = two_that_begin_late()
+    first.launch(*[5] * before, 6, *[5] * 100)
+    second.launch(*[5] * before, 5, *[5] * 100)
+    assert not first.differs()
+    assert second.differs()

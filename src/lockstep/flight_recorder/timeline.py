@@ -78,7 +78,10 @@ class Track:
         )
 
     def passed(self, place: Position) -> bool:
-        return place in self.at or self.furthest.get(place.clique, -1) > place.sequence
+        last = self.furthest.get(place.clique)
+        # Sequences have 32 bits, and wrap.
+        is_ahead = last is not None and 0 < (last - place.sequence) % (1 << 32) < 1 << 31
+        return place in self.at or is_ahead
 
     def lacks(self, place: Position, since: int) -> bool:
         """Whether it is certain that this device has not begun the collective at ``place``.

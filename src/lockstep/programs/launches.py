@@ -215,6 +215,7 @@ class Record:
             now = _now()
             at = _ENTRIES_AT + before % _ENTRIES * _ENTRY_BYTES
             done = now if kind == _LAUNCHED else 0
+            sequence &= 0xFFFFFFFF  # a job of some days has more launches
             _pack(self._map, at, number, head, sequence, kind, now, now, done, launched.tail)
             self._words[_WRITTEN_WORD] = self._written  # a signal handler may have added one
         except BaseException:  # as Ctrl-C, which may come before the lock was taken

@@ -41,13 +41,15 @@ class _Group:
         self._next = 0
 
     def add(self, entry: Entry, executable: str) -> None:
-        if entry.sequence < self._next:
+        # Sequences have 32 bits, and a job of some days has more launches.
+        number = self._next + (entry.sequence - self._next + (1 << 31)) % (1 << 32) - (1 << 31)
+        if number < self._next:
             return
-        self._is_whole &= entry.sequence == self._next and entry.run_id != 0
-        self._next = entry.sequence + 1
+        self._is_whole &= number == self._next and entry.run_id != 0
+        self._next = number + 1
         for digest, name in zip(self._digests, (str(entry.run_id), executable), strict=True):
             digest.update(f"{name} ".encode())
-        _put(self.latest, entry.sequence, entry.run_id, _LATEST)
+        _put(self.latest, number, entry.run_id, _LATEST)
         if self._is_whole and self._next % _MARK_EVERY == 0:
             _put(self.marks, self._next, [each.hexdigest() for each in self._digests], _MARKS)
 
