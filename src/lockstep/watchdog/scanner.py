@@ -89,15 +89,19 @@ class Scanner:
         self._pause = min(2 * self._pause, _MAX_PAUSE) if waits_on else _FIRST_PAUSE
         self._next_scan = now + max(self._pause, _BACKOFF * (now - began))
 
-    def diagnose(self, by_numbers: bool = False, latest: int | None = None) -> diagnose.Diagnosis:
+    def diagnose(
+        self, by_numbers: bool = False, latest: int | None = None, asks_all: bool = True
+    ) -> diagnose.Diagnosis:
         """What the records show.
 
         Executions with different numbers may be of one program: while the engine still waits for a
         response, its records look like a fault. ``by_numbers`` is for when it has found one.
-        ``latest`` is how many entries of each device are read.
+        ``latest`` is how many entries of each device are read; ``asks_all``: other hosts too.
         """
         vary = not by_numbers or self._comparison.programs_vary()
-        found = self._records.read(self._sites.found, vary, latest, self._remote)
+        found = self._records.read(
+            self._sites.found, vary, latest, self._remote if asks_all else None
+        )
         return diagnose.diagnose(found)
 
     def stopped(self, found: diagnose.Diagnosis) -> str:

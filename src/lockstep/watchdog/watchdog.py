@@ -32,7 +32,7 @@ from lockstep.flight_recorder import program_difference
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
-from lockstep.watchdog import abort_message, program_equality
+from lockstep.watchdog import abort_message, first_to_judge, program_equality
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import RemoteHosts
@@ -41,6 +41,7 @@ from lockstep.watchdog.scanner import Scanner
 _POLL_SECONDS = 1.0
 _STOP_TIMEOUT = 10.0
 """Seconds that the end of the program waits for the watchdog, which may be asking for stacks."""
+_PAUSE_SECONDS = 0.01
 _HOST_REPORT_TIMEOUT = 0.25
 """Seconds for the processes of a lost process's host to report how it died."""
 
@@ -269,16 +270,27 @@ class Watchdog(threading.Thread):
         written = (lambda: self._records.ending(peer.process)[1]) if launched else None
         ending = exit_status.ending(pidfd, written)
         clean = record.state == bindings.Leaving.ENDED and (ending is None or ending.exit_code == 0)
-        if clean or bindings.abort_text():
+        if clean or self._has_failed_after_pause(peer):
             return  # a rank that waits for it notifies
         unknown = Exit(reason="it died, and only its parent process knows how")
         error, _ = self._records.ending(peer.process)
         how = abort_message.how_it_ended(record, ending, error)
         self._blame(peer, ending or unknown, how, error)
 
+    def _is_first(self, peer: Peer) -> bool:
+        return first_to_judge.is_first(self._process, peer.process, self._peers)
+
+    def _has_failed_after_pause(self, peer: Peer) -> bool:
+        """Leaves the death of ``peer`` to others for a while; whether the job has failed."""
+        pause = 0.0 if self._is_first(peer) else first_to_judge.WAIT_SECONDS
+        end = time.monotonic() + pause
+        while not bindings.abort_text() and time.monotonic() < end:
+            time.sleep(_PAUSE_SECONDS)
+        return bool(bindings.abort_text())
+
     def _blame(self, peer: Peer, ending: Exit, how: str, error: ErrorRecord | None) -> None:
         self._records.gone[peer.process] = error, ending
-        found = self._scanner.diagnose()
+        found = self._scanner.diagnose(asks_all=self._is_first(peer))
         words = abort_message.proof_or(f"lockstep: {peer.label} {how}.", found)
         abort_message.fail(words, found)
 
@@ -290,13 +302,15 @@ class Watchdog(threading.Thread):
     def _on_loss(self, peer: Peer) -> None:
         """The connection from a process of another host has ended: asks the others of that host."""
         self._scanner.scan_at_once()
+        if self._has_failed_after_pause(peer):
+            return
         end = time.monotonic() + _HOST_REPORT_TIMEOUT
         received = None
         while (left := end - time.monotonic()) > 0 and not (received and received.exit):
             if bindings.abort_text() or not (self._remote and self._remote.reaches(peer)):
                 break
             received = self._remote.report_of(peer, left)
-            time.sleep(0.01)
+            time.sleep(_PAUSE_SECONDS)
         if bindings.abort_text():
             return
         how = "has ended, or its host cannot be reached"
