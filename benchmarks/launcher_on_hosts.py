@@ -47,11 +47,11 @@ PROGRAM = f"""
 import os, pathlib
 number = os.environ["LOCKSTEP_PROCESS_ID"]
 pathlib.Path("up", number).write_text(str(os.getpid()))
-open("go").read()  # which nobody writes before the job is up
+os.open("go", os.O_RDONLY)  # which nobody opens to write before the job is up
 for line in range({LINES}):
     print(number, line, "." * 80)
 pathlib.Path("wrote", number).touch()
-open("end").read()
+os.open("end", os.O_RDONLY)
 """
 IDLE_SECONDS = 10.0
 TIMEOUT = 900.0
@@ -144,10 +144,14 @@ def launched(folder: Path, count: int) -> Iterator[tuple[subprocess.Popen[bytes]
         job.wait(60)
 
 
-def open_gate(path: Path) -> Callable[[], None]:
-    """Lets all pass that read ``path``; the result closes it again behind them."""
+@contextlib.contextmanager
+def open_gate(path: Path) -> Iterator[None]:
+    """Lets all pass that open ``path`` to read it."""
     fd = os.open(path, os.O_WRONLY)
-    return lambda: os.close(fd)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def run_to_the_end(count: int) -> dict[str, Any]:
@@ -158,11 +162,11 @@ def run_to_the_end(count: int) -> dict[str, Any]:
         before = processor_seconds(peaks.pid)
         time.sleep(IDLE_SECONDS)
         idle = (processor_seconds(peaks.pid) - before) / IDLE_SECONDS
-        open_gate(folder / "go")()
         lines = count * LINES
-        output = wait_until(lambda: (folder / "out").read_bytes().count(b"\n") == lines, job)
-        open_gate(folder / "end")()
-        end = wait_until(lambda: job.poll() is not None)
+        with open_gate(folder / "go"):
+            output = wait_until(lambda: (folder / "out").read_bytes().count(b"\n") == lines, job)
+        with open_gate(folder / "end"):
+            end = wait_until(lambda: job.poll() is not None)
         if job.returncode:
             raise SystemExit((folder / "err").read_text())
     return {
@@ -196,7 +200,7 @@ def slopes(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         values = np.array([row[name] for row in rows])
         slope, base = np.polyfit(hosts, values, 1)
         off = np.abs(values - np.polyval([slope, base], hosts)).max() / values.max()
-        found[name] = {"a_host": round(slope, 4), "base": round(base, 3), "off": round(off, 3)}
+        found[name] = {"a_host": round(slope, 6), "base": round(base, 3), "off": round(off, 3)}
     return found
 
 
@@ -205,14 +209,14 @@ def main() -> None:
     parser.add_argument("counts", type=int, nargs="+")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count in options.counts:
         rows.append({**run_to_the_end(count), **kill_one(count)})
         print(json.dumps(rows[-1]), flush=True)
-    found = {"rows": rows, "slopes": slopes(rows) if len(rows) > 2 else {}}
+        found = {"rows": rows, "slopes": slopes(rows) if len(rows) > 2 else {}}
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["slopes"], indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

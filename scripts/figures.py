@@ -184,6 +184,30 @@ def solvers() -> None:
     panel.legend(frameon=False, loc="lower right")
 
 
+def long_run() -> None:
+    """What a process has against the steps that it has made, as a share of what it had first."""
+    names = {
+        "rss": "memory",
+        "launcher_rss": "memory of the launcher",
+        "descriptors": "descriptors",
+        "threads": "threads",
+        "run_dir": "files of the run",
+    }
+    _, panels = plt.subplots(1, 2, figsize=(9.5, 3.2), sharey=True)
+    for panel, (job, title) in zip(
+        panels, {"lockstep": "Lockstep", "gloo": "gloo"}.items(), strict=True
+    ):
+        rows = results("long_run")[job]
+        steps = [row["step"] / 1000 for row in rows]
+        for name, label in names.items():
+            # The first sample is before the first step, which makes connections and buffers.
+            panel.plot(steps[1:], [row[name] / rows[1][name] for row in rows[1:]], label=label)
+        panel.set(title=title, xlabel="thousand steps", ylim=(0.8, 1.2))
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("of that after 1% of the steps")
+    panels[1].legend(frameon=False, loc="lower right", fontsize=8)
+
+
 def draw(figure: Callable[[], None], mode: str) -> None:
     ink = INK[mode]
     style: dict[Any, Any] = {  # matplotlib's type of names is not public
@@ -203,7 +227,10 @@ def draw(figure: Callable[[], None], mode: str) -> None:
 
 def main() -> None:
     for mode in GROUND:
-        for figure in (speed_against_size, between_hosts, against_hosts, solvers, straggler):
+        for figure in (
+            *(speed_against_size, between_hosts, against_hosts, solvers, straggler),
+            long_run,
+        ):
             draw(figure, mode)
         for name in SCREENS:
             screen(name, mode)

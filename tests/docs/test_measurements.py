@@ -23,6 +23,8 @@ SMALLER = {
     "check_replicas.py": "--rounds 1 --steps 3",
     "compile_once.py": "--processes 2 --layers 1 --ways lockstep",
     "faults.py": "--only shape --collectives lockstep",
+    "long_run.py": "--share 0.001",
+    "waiting.py": "--seconds 1 --repeats 0",
     "gloo_versions.py": "--pythons python --mib 0.1 --executions 2 --rounds 1",
     "linalg.py": "--sizes 256 --rounds 1 --repeats 1",
     "linalg_grids.py": "--n 64 --panels 2 --devices 4",
@@ -38,13 +40,16 @@ PRINTS = {
     "compile_once.py": r"^lockstep +second +\d.* compiled 0 0$",
     "faults.py": r"^\| .*\| .*\|$",
     "gloo_versions.py": r"^\| \d[\d.]+ \| (yes|no) \| 0 of 2 \| 0 of 2 \|$",
+    "launcher_on_hosts.py": r'^ "descriptors": \{$',
     "linalg.py": r"^(posv|potri|syevd) +256 ",
     "linalg_grids.py": r"^(routine=(potrf|cholesky) layout=grid devices=4 |\| 1024 \|)",
     "linalg_growth.py": r"^ *(inverse|sweeps|factor|\d+) +\d+ +\d",
+    "long_run.py": r'^gloo growth: \{"rss": -?\d+',
     "model_between_hosts.py": r"^(all results are right|8 hosts: off by|\| 1024 \|)",
     "restart.py": r"^\| first step \| \d.* \|$",
     "start.py": r"^lockstep run +\d",
     "start_between_hosts.py": r"^(tls|plain|gloo) +\d",
+    "waiting.py": r'^gloo \{"share_of_a_core": \[0\.\d',
     "speed": r"^AES-128-GCM +\d",
 }
 """A line of the output of each."""
@@ -55,7 +60,11 @@ def smaller(line: str) -> str:
     """The same command for layouts of at most two hosts, processes and devices, and less work."""
     name = Path(line.split()[1]).name
     line = line.partition("  #")[0].strip()
-    line = line.replace("--compile 1024 8192", "--compile 128").replace("8,100,1024", "8,100")
+    line = (
+        line.replace("16 64 128 256", "1 2 3")
+        .replace("--compile 1024 8192", "--compile 128")
+        .replace("8,100,1024", "8,100")
+    )
     if name in ON_HOSTS and (hosts := re.search(r"--hosts (\S+)", line)):
         layouts = dict.fromkeys(re.sub("[48]", "2", hosts[1]).split(","))
         line = line.replace(hosts[0], f"--hosts {','.join(layouts)}")

@@ -59,6 +59,7 @@ WORKS = {
     "no pidfd_open": (HERE, "exec {forbid} {pidfd} {run}"),
     # An address of more than 28 bytes is the path of a socket.
     "TMPDIR without sockets": (HERE, f"{OWN_TMPDIR} {{bind}}:28 {{run}}"),
+    "no /dev/shm": (MOUNTS, "{no_shm} exec {run}"),
     "a full /dev/shm": (MOUNTS, "mount -t tmpfs -o size=16k none /dev/shm && exec {run}"),
     "a read-only /dev/shm": (MOUNTS, "mount -t tmpfs -o ro none /dev/shm && exec {run}"),
     "a read-only home": (
@@ -103,6 +104,10 @@ ENDS = {
         "no port on 127.0.0.1 is available for the coordination service",
     ),
 }
+NO_SHM = (
+    "mkdir dev && for d in null zero full random urandom; do touch dev/$d && "
+    "mount --bind /dev/$d dev/$d; done && mount --rbind dev /dev && test ! -e /dev/shm && "
+)
 IN_MAKE_TEST = ("no process_vm_readv",)
 pytestmark = needs(
     ssh_hosts.possible() and bool(SYSCALLS),
@@ -112,7 +117,7 @@ pytestmark = needs(
 
 def run(folder: Path, enter: list[str], command: str) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(PROGRAM)
-    command = command.format(run=LOCKSTEP, forbid=FORBID, **SYSCALLS)
+    command = command.format(run=LOCKSTEP, forbid=FORBID, no_shm=NO_SHM, **SYSCALLS)
     return subprocess.run(
         [*enter, command],
         cwd=folder,
