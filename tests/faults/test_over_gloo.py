@@ -179,6 +179,24 @@ for i in range(5):
 """
 
 
+ALL_GATHER = """
+from jax.experimental import multihost_utils
+for number in range(9):
+    if number == 5 and me == 1:
+        time.sleep(300)  # stuck
+    multihost_utils.process_allgather(np.ones(1))
+"""
+"""JAX jits a function and calls it in one expression, so that what is called has no name."""
+
+
+def test_a_wait_in_a_function_that_was_jitted_at_once_is_seen() -> None:
+    result = run_lockstep(
+        OPTIONS, PROGRAM + ALL_GATHER, n=2, d=1, timeout=120, expect_status=1, forked=True
+    )
+    assert "process 1 (" in result.said_by_launcher
+    assert "(--collective-timeout)" in result.said_by_launcher, result
+
+
 @pytest.mark.full
 def test_a_wait_in_a_function_of_a_container_is_seen() -> None:
     """With one device a process the call itself waits, so JAX has told of no launch."""

@@ -221,8 +221,9 @@ def called(frame: FrameType, instruction: int | None = None) -> list[Any]:
     """What may be called where a frame stands; empty: not known.
 
     ``step(x)`` and ``self.step(x)`` call one function, ``(save if last else step)(x)`` one of two,
-    ``steps[name](x)`` one of those in a container. ``step(x).block_until_ready()`` is no call of
-    ``step``. ``instruction``: where the frame stood when it raised, as it may have gone on to a
+    ``steps[name](x)`` one of those in a container. For ``jax.jit(step)(x)`` stands ``step``, of
+    which the function is made. ``step(x).block_until_ready()`` is no call of ``step``.
+    ``instruction``: where the frame stood when it raised, as it may have gone on to a
     handler. Runs no code of the program.
     """
     found = []
@@ -261,6 +262,8 @@ def _names_of_call(text: str) -> list[list[str]]:
     except (tokenize.TokenError, SyntaxError):
         return []
     head = tokens[: _last_bracket(tokens)]
+    if jitted := _jitted_at_once(head):
+        return [jitted]
     # A call in what is called returns the function, which no name is.
     is_chosen = head[:1] == ["("] and _last_bracket(head) == 0
     if "(" in head[is_chosen:] or not _is_one_operand(head):
@@ -276,6 +279,21 @@ def _names_of_call(text: str) -> list[list[str]]:
         else:
             names.append([token])
     return names
+
+
+def _jitted_at_once(tokens: Sequence[str]) -> list[str]:
+    """``["model", "step"]`` for ``jax.jit(model.step, donate_argnums=0)``; empty: it is no such.
+
+    The function that the call has made has no name, and its program is known by what it wraps.
+    """
+    inner = tokens[_last_bracket(tokens) :] if tokens[-1:] == [")"] else []
+    if not inner or tokens[-len(inner) - 1 : -len(inner)] not in (["jit"], ["pjit"]):
+        return []
+    end = next((i for i, token in enumerate(inner) if token in (",", ")")), 0)
+    names, dots = inner[1:end:2], inner[2:end:2]
+    if all(map(str.isidentifier, names)) and all(dot == "." for dot in dots):
+        return list(names)
+    return []
 
 
 def _is_one_operand(tokens: Sequence[str]) -> bool:

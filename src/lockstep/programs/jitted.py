@@ -108,8 +108,13 @@ class Functions:
         return launched, is_sure and len({id(each) for each, _ in known}) == 1
 
     def latest_of(self, jitted: Any) -> tuple[Launched | None, bool]:
-        """The program of a call whose arguments are not known, as `launched_by`."""
-        known = self.by_jitted.get(id(jitted)) if jitted is not None else None
+        """The program of a call whose arguments are not known, as `launched_by`.
+
+        ``jitted`` may be what a function was jitted from at once (`frames.called`).
+        """
+        known = None
+        if jitted is not None:
+            known = self.by_jitted.get(id(jitted)) or self._by_function.get(id(jitted))
         # The first call that JAX makes on its fast path may be the one that does not return.
         if known is None and _jax_compat.is_compiled_function(jitted):
             known = self._first_call(jitted)
