@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/waiting.py --seconds 20 --json FILE
 
-Process 3 of four sleeps, and the others wait in an all-reduce, over the engine and over gloo: from
-one second after it began, with no stall warning due. Also how much longer a job of two processes
-takes for the same steps beside a job that waits, and beside another one like it, which has the same
-right to the cores: twice as long is its share where there are two cores.
+The last of four processes (--count) sleeps, and the others wait in an all-gather, over the engine
+and over gloo: from one second after it began, with no stall warning due. Also how much longer a job
+of two processes takes for the same steps beside a job that waits, and beside another one like it,
+which has the same right to the cores: twice as long is its share where there are two cores.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def wait_for(paths: list[Path], process: subprocess.Popen[bytes], folder: Path) 
         time.sleep(0.05)
 
 
-def shares(collectives: str, seconds: float) -> dict[str, Any]:
+def shares(collectives: str, count: int, seconds: float) -> dict[str, Any]:
     """The share of a core of each waiting process, and of its busiest threads."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with job(folder, collectives, COUNT, "wait") as process:
-            wait_for([folder / f"up_{each}" for each in range(COUNT)], process, folder)
-            pids = [int((folder / f"up_{each}").read_text()) for each in range(COUNT - 1)]
+        with job(folder, collectives, count, "wait") as process:
+            wait_for([folder / f"up_{each}" for each in range(count)], process, folder)
+            pids = [int((folder / f"up_{each}").read_text()) for each in range(count - 1)]
             time.sleep(1.0)
             before = [seconds_of_threads(pid) for pid in pids]
             time.sleep(seconds)
@@ -146,6 +146,7 @@ def neighbours(collectives: str, count: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=500)
@@ -153,7 +154,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, Any] = {}
     for collectives in ("lockstep", "gloo"):
-        found[collectives] = shares(collectives, options.seconds)
+        found[collectives] = shares(collectives, options.count, options.seconds)
         print(collectives, json.dumps(found[collectives]), flush=True)
         if options.repeats:
             pair = neighbours(collectives, options.steps, options.repeats)

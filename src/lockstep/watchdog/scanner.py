@@ -29,6 +29,11 @@ _FULL_SCAN_EVERY = 4
 wait, and what is wrong may be on another host."""
 _BACKOFF = 4.0
 """Pause after a scan, as a multiple of its duration: a large job has many watchdogs."""
+_EARLY_SCANS = 6
+_REST = 250.0
+"""The same in processor time for the later scans of one wait, which find less: so a process that
+waits takes 0.4% of a core for them, with however many records there are to read."""
+_MAX_REST = 5.0
 _LINES_TIMEOUT = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
@@ -64,7 +69,7 @@ class Scanner:
 
     def scan(self) -> None:
         """A rank of this process waits long: finds out whether in vain."""
-        began = time.monotonic()
+        began, used = time.monotonic(), time.thread_time()
         waits_since = self._stalls.oldest_wait()
         self._scans = self._scans + 1 if waits_since == self._waits_since else 1
         self._waits_since = waits_since
@@ -87,7 +92,8 @@ class Scanner:
         # Pauses grow within one wait: a notification long after the last scan is that of another.
         waits_on = now < self._next_scan + 2 * _MAX_PAUSE
         self._pause = min(2 * self._pause, _MAX_PAUSE) if waits_on else _FIRST_PAUSE
-        self._next_scan = now + max(self._pause, _BACKOFF * (now - began))
+        rest = rest_after(self._scans, time.thread_time() - used)
+        self._next_scan = now + max(self._pause, _BACKOFF * (now - began), rest)
 
     def diagnose(
         self, by_numbers: bool = False, latest: int | None = None, asks_all: bool = True
@@ -122,3 +128,8 @@ class Scanner:
     def _without_lines(self, found: diagnose.Diagnosis) -> list[int]:
         """The processes that may still write to which line of the program their call belongs."""
         return [row.index for row in found.rows if row.awaits_lines]
+
+
+def rest_after(scans: int, used: float) -> float:
+    """Seconds of rest after so many scans of one wait; the last used this processor time."""
+    return min(_REST * used, _MAX_REST) if scans > _EARLY_SCANS else 0.0
