@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"slopes": {}}
     for count in options.counts:
         rows.append({**run_to_the_end(count), **kill_one(count)})
         print(json.dumps(rows[-1]), flush=True)

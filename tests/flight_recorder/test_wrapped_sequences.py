@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def shifted(run: Run, by: int) -> Run:
     return dataclasses.replace(run, processes=tuple(processes))
 
 
-def behind(**exit: int) -> Run:
+def behind(**exit: Any) -> Run:
     exits = {2: Exit(**exit)} if exit else {}
     return job(steps(9), steps(9), steps(DONE)).snapshot(exits)
 
