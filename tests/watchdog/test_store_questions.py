@@ -100,6 +100,7 @@ def test_one_that_does_not_answer_is_absent(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(states) == [0, 1]
 
 
+@pytest.mark.full
 def test_few_of_many_processes_ask_where_one_does_not_come() -> None:
     """Process 40 of 1,024 died, the others wait: each looks twice, in the order of its phase."""
     service, count = Service(), 1024

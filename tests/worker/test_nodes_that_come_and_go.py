@@ -198,6 +198,7 @@ def test_too_few_nodes_are_named(make: type[Nodes], tmp_path: Path) -> None:
     nodes.said("and --nnodes needs 2 nodes")
 
 
+@pytest.mark.full
 def test_a_node_of_several_processes_is_lost_with_one_of_them_and_comes_back_whole(
     make: type[Nodes], tmp_path: Path
 ) -> None:
