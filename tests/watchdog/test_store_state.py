@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lockstep._errors import RecordError
-from lockstep.flight_recorder import diagnose
+from lockstep.flight_recorder import diagnose, phrases
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.flight_recorder.run_records import Caller
 from lockstep.programs import compilations
@@ -55,9 +55,11 @@ def of(
 def test_a_state_is_the_same_after_its_way_through_the_store() -> None:
     program = Program("jit_step", "train.py:3", "ab12", (0, 1), "", b"packed")
     sent = of(1, entry(1), entry(2, done=False), compiles=program)
-    sent = dataclasses.replace(sent, programs={77: program.without_module()})
+    programs, left = {77: program.without_module()}, "sys.exit() at train.py:7"
+    sent = dataclasses.replace(sent, programs=programs, left=left)
     received = ProcessState.from_json(1, json.loads(json.dumps(sent.to_json())))
     assert received == sent
+    assert phrases.ending(received.as_process(1)) == f"ended by {left}"
 
 
 @pytest.mark.parametrize(

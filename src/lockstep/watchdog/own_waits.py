@@ -128,6 +128,11 @@ class OwnWaits(current_job.Part):
                 self._left = f"sys.exit() at {place}"
                 self._write()
 
+    @property
+    def left(self) -> str:
+        """Where the program has called ``sys.exit()``; "": it has not."""
+        return self._left
+
     def note_compilation(self, program: str, since: float) -> None:
         """Publishes what the process compiles since then; "": nothing any more."""
         with self._lock:
@@ -212,6 +217,13 @@ def note_exit(error: SystemExit) -> None:
     """The program ends by ``sys.exit()``, with a status of 0. Raises nothing."""
     with contextlib.suppress(Exception):
         current_job.part(OwnWaits).note_exit(error)
+
+
+def exit_of_program() -> str:
+    """``sys.exit() at train.py:7``; "" where the program has not ended so. Raises nothing."""
+    with contextlib.suppress(Exception):
+        return current_job.part(OwnWaits).left
+    return ""
 
 
 class Deadlock(Exception):

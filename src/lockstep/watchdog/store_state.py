@@ -43,6 +43,8 @@ class ProcessState:
     """The programs that were launched, by the run ids in the record."""
     compiled_for: float = 0.0
     """For how many seconds it has compiled that program."""
+    left: str = ""
+    """The call that ended the program, ``sys.exit() at train.py:7``."""
 
     def to_json(self) -> dict[str, Any]:
         longest = max((len(ring.entries) for ring in self.record.rings), default=0)
@@ -62,6 +64,7 @@ class ProcessState:
             "still": self.still,
             "compiles": self.compiles.to_json() if self.compiles else None,
             "compiled_for": self.compiled_for,
+            "left": self.left,
             "programs": {
                 str(n): one.without_module().to_json() for n, one in self.programs.items()
             },
@@ -78,14 +81,16 @@ class ProcessState:
                 )
                 for site, lines in found["callers"].items()
             }
-            stack, at, inside = (str(found[name]) for name in ("stack", "at", "inside"))
+            names = ("stack", "at", "inside", "left")
+            stack, at, inside, left = (str(found[name]) for name in names)
             record, still = format.parse(packed), float(found["still"])
             program, seconds = found["compiles"], float(found["compiled_for"])
             compiles = Program.from_json(program) if program else None
             programs = {int(n): Program.from_json(one) for n, one in found["programs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
             raise RecordError(f"process {index} has published no state: {error!r}") from error
-        return cls(index, record, callers, stack, at, inside, still, compiles, programs, seconds)
+        where = stack, at, inside, still
+        return cls(index, record, callers, *where, compiles, programs, seconds, left)
 
     @property
     def launched_last(self) -> Program | None:
@@ -96,7 +101,7 @@ class ProcessState:
 
     def as_process(self, index: int) -> run_records.Process:
         title = self.compiles.title if self.compiles else ""
-        waits = Waits(compiles=title, compiled_for=self.compiled_for)
+        waits = Waits(compiles=title, compiled_for=self.compiled_for, left=self.left)
         sites = launches.sites_of(self.programs)
         return run_records.Process(index, self.record, sites, callers=self.callers, waits=waits)
 

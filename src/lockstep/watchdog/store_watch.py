@@ -32,7 +32,7 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, modules
 from lockstep.programs.compilations import Program
-from lockstep.watchdog import ending, library_counts, main_thread, shutdown_hook
+from lockstep.watchdog import ending, library_counts, main_thread, own_waits, shutdown_hook
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
 from lockstep.watchdog.library_counts import Lag, LibraryCounts
@@ -252,6 +252,7 @@ class Watch(threading.Thread):
             compiled[1] if compiled else None,
             self._source.programs(),
             time.monotonic() - compiled[0] if compiled else 0.0,
+            own_waits.exit_of_program(),
         )
 
     def _states(self, over: threading.Event) -> dict[int, ProcessState]:
