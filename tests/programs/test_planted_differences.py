@@ -51,6 +51,16 @@ ALONE = [
 ]
 
 
+@pytest.mark.parametrize("axes", [("1", "0"), ("0", "1")])
+def test_the_first_of_two_alike_calls_is_named(axes: tuple[str, str]) -> None:
+    """JAX makes a function of the program for each, or one for both."""
+    statement = STATEMENTS["an axis of cumsum"]
+    planted, other = axes
+    again = statement.line(other, "v", "w")
+    one, two = (lowered([statement.line(axis, "v", "w"), again]) for axis in axes)
+    assert_names(explain(one, two, GROUPS), statement, (planted, other), {line_of(0)})
+
+
 @pytest.mark.parametrize(("name", "planted", "other"), ALONE)
 def test_a_difference_of_each_kind_is_named(name: str, planted: str, other: str) -> None:
     statement = STATEMENTS[name]

@@ -21,6 +21,7 @@ _ARGUMENT = re.compile(rf"%arg\d+: (?P<type>[^ ,{{}}()]+){_GIVEN}(?: loc\(\"(?P<
 _RESULT = re.compile(rf"(?P<type>tensor<[^<>]*>){_GIVEN}(?P<name>)")
 _RESULT_NAME = re.compile(r"jax\.result_info = \"(?:result)?([^\"]*)\"")
 _SHARDING = re.compile(r"sdy\.sharding = #sdy\.sharding<(?:[^<>])*>|mhlo\.sharding = \"[^\"]*\"")
+_CALLEE = re.compile(r"call @([\w$.-]+)\(")
 _DONATION = re.compile(r"jax\.buffer_donor = true|tf\.aliasing_output")
 
 
@@ -79,6 +80,10 @@ def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _F
         calls = words.calls(moved[0], ours, moved[1], theirs)
         return found.OPERATIONS, "an operation", calls, (moved[0].place, moved[1].place)
     at = len(pairs) if at is None else at
+    if at < len(pairs) and all(op.name == "call" for op in pairs[at]):
+        # A function that one process calls again is another one on the other: look in the first.
+        if bodies := _called(pairs[:at], ours, theirs):
+            return _of_operations(*bodies)
     if not _goes_on_alike(ours, theirs, at) and (inserted := _inserted(ours, theirs, at)):
         return inserted
     mine, other = ours[at], theirs[at]
@@ -91,6 +96,35 @@ def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _F
         if users[0].bare != users[1].bare:
             mine, other = users
     return _of_pair(mine, other)
+
+
+def _called(
+    pairs: Sequence[tuple[Operation, Operation]],
+    ours: Sequence[Operation],
+    theirs: Sequence[Operation],
+    depth: int = 8,
+) -> tuple[Sequence[Operation], Sequence[Operation]] | None:
+    """The bodies of the first function that both call by one name, and that differs."""
+    for mine, other in pairs:
+        if not mine.name == other.name == "call":
+            continue
+        one, two = _body(mine, ours), _body(other, theirs)
+        if [op.bare for op in one] != [op.bare for op in two]:
+            return one, two
+        inner = list(zip(one, two, strict=True))
+        if depth and (found_inside := _called(inner, ours, theirs, depth - 1)):
+            return found_inside
+    return None
+
+
+def _body(call: Operation, program: Sequence[Operation]) -> Sequence[Operation]:
+    """The operations of the function that is called, its head first."""
+    name = _CALLEE.search(call.bare)
+    heads = [i for i, op in enumerate(program) if op.name == "func.func"]
+    for head, end in zip(heads, [*heads[1:], len(program)], strict=True):
+        if name and f"@{name[1]}(" in program[head].bare:
+            return program[head:end]
+    return ()
 
 
 def _goes_on_alike(ours: Sequence[Operation], theirs: Sequence[Operation], at: int) -> bool:
