@@ -103,8 +103,10 @@ def _import(modules: Sequence[str], program: Sequence[str]) -> _Imported | str:
                 return _why_not(name, error)
             if why := _not_to_be_forked():
                 return f"importing {name} {why}. Leave it out, so that each process imports it."
-    if "jax" in sys.modules:
-        late_imports.import_all()
+        if "jax" in sys.modules:
+            # Without them a fork imports them itself, and says what is wrong.
+            with contextlib.suppress(Exception):
+                late_imports.import_all()
     if os.getcwd() != folder:
         return f"importing {', '.join(modules)} has changed the directory. Leave it out."
     sys.argv[:] = words
