@@ -21,7 +21,8 @@ _ARGUMENT = re.compile(rf"%arg\d+: (?P<type>[^ ,{{}}()]+){_GIVEN}(?: loc\(\"(?P<
 _RESULT = re.compile(rf"(?P<type>tensor<[^<>]*>){_GIVEN}(?P<name>)")
 _RESULT_NAME = re.compile(r"jax\.result_info = \"(?:result)?([^\"]*)\"")
 _SHARDING = re.compile(r"sdy\.sharding = #sdy\.sharding<(?:[^<>])*>|mhlo\.sharding = \"[^\"]*\"")
-_CALLEE = re.compile(r"call @([\w$.-]+)\(")
+_CALLEE = re.compile(r"\bcall @([\w$.-]+)\(")
+_HEAD = re.compile(r"^func\.func [^@]*@([\w$.-]+)\(")
 _DONATION = re.compile(r"jax\.buffer_donor = true|tf\.aliasing_output")
 
 
@@ -80,10 +81,11 @@ def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _F
         calls = words.calls(moved[0], ours, moved[1], theirs)
         return found.OPERATIONS, "an operation", calls, (moved[0].place, moved[1].place)
     at = len(pairs) if at is None else at
-    if at < len(pairs) and all(op.name == "call" for op in pairs[at]):
-        # A function that one process calls again is another one on the other: look in the first.
-        if bodies := _called(pairs[:at], ours, theirs):
-            return _of_operations(*bodies)
+    # Where one process calls a function again, the other may have a second one of that name,
+    # because the first ones differ.
+    is_call = at < len(pairs) and all(op.name == "call" for op in pairs[at])
+    if is_call and (bodies := _called(pairs[:at], ours, theirs)):
+        return _of_operations(*bodies)
     if not _goes_on_alike(ours, theirs, at) and (inserted := _inserted(ours, theirs, at)):
         return inserted
     mine, other = ours[at], theirs[at]
@@ -102,29 +104,32 @@ def _called(
     pairs: Sequence[tuple[Operation, Operation]],
     ours: Sequence[Operation],
     theirs: Sequence[Operation],
-    depth: int = 8,
 ) -> tuple[Sequence[Operation], Sequence[Operation]] | None:
     """The bodies of the first function that both call by one name, and that differs."""
-    for mine, other in pairs:
-        if not mine.name == other.name == "call":
+    mine, other = _functions(ours), _functions(theirs)
+    left, seen = list(pairs), set[str]()
+    while left:
+        calls = [_CALLEE.search(op.bare) for op in left.pop(0)]
+        names = {call[1] for call in calls if call}
+        if len(names) != 1 or names <= seen or None in calls:
             continue
-        one, two = _body(mine, ours), _body(other, theirs)
+        seen |= names
+        [name] = names
+        one, two = mine.get(name, ()), other.get(name, ())
         if [op.bare for op in one] != [op.bare for op in two]:
             return one, two
-        inner = list(zip(one, two, strict=True))
-        if depth and (found_inside := _called(inner, ours, theirs, depth - 1)):
-            return found_inside
+        left[:0] = zip(one, two, strict=True)
     return None
 
 
-def _body(call: Operation, program: Sequence[Operation]) -> Sequence[Operation]:
-    """The operations of the function that is called, its head first."""
-    name = _CALLEE.search(call.bare)
+def _functions(program: Sequence[Operation]) -> dict[str, Sequence[Operation]]:
+    """The functions of a program by their names, each with its head."""
     heads = [i for i, op in enumerate(program) if op.name == "func.func"]
+    found = {}
     for head, end in zip(heads, [*heads[1:], len(program)], strict=True):
-        if name and f"@{name[1]}(" in program[head].bare:
-            return program[head:end]
-    return ()
+        if name := _HEAD.search(program[head].bare):
+            found[name[1]] = program[head:end]
+    return found
 
 
 def _goes_on_alike(ours: Sequence[Operation], theirs: Sequence[Operation], at: int) -> bool:
