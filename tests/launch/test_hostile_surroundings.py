@@ -93,11 +93,11 @@ ENDS = {
     "TMPDIR without locks": (
         HERE,
         f"{OWN_TMPDIR} {{flock}}=95 {{run}}",
-        "/tmp has no locks (flock): Operation not supported. Those of a network or of another "
-        "system may lack them: set TMPDIR to a directory of a local disk, or of memory.",
+        "/tmp: Operation not supported. File systems of a network or of another system may not "
+        "have that: set TMPDIR to a directory of a local disk, or of memory.",
     ),
-    "TMPDIR without FIFOs": (HERE, f"{OWN_TMPDIR} {{mknod}} {{run}}", "/tmp has no FIFOs: "),
-    "TMPDIR without links": (HERE, f"{OWN_TMPDIR} {{link}} {{run}}", "/tmp has no hard links: "),
+    "TMPDIR without FIFOs": (HERE, f"{OWN_TMPDIR} {{mknod}} {{run}}", "cannot make a FIFO in "),
+    "TMPDIR without links": (HERE, f"{OWN_TMPDIR} {{link}} {{run}}", "cannot make a hard link in "),
     "IPv6 alone": (
         NETWORK,
         "ip link set lo up && ip address del 127.0.0.1/8 dev lo && exec {run}",

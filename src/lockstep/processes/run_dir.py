@@ -59,22 +59,24 @@ def make_locked() -> tuple[Path, int]:
             f"cannot create a private directory in {top}: {error.strerror}. "
             "Set TMPDIR to a writable directory."
         ) from error
-    held = _lock_on_able(path)
+    held = _lock_with_checks(path)
     with contextlib.suppress(OSError):
         sweep(top)
     return path, held
 
 
-def _lock_on_able(path: Path) -> int:
-    """As `_lock`; raises `LaunchError`, and removes ``path``, on a file system that lacks what a
-    run needs."""
-    held, what = -1, "locks (flock)"
+def _lock_with_checks(path: Path) -> int:
+    """Takes the lock, as `_lock` does, and tries what else a run needs of the file system.
+
+    Raises `LaunchError` where that is not possible; ``path`` is then removed.
+    """
+    held, what = -1, "take a lock (flock)"
     try:
         held = _lock(path)
         one, other = path / "one", path / "other"
-        what = "FIFOs"
+        what = "make a FIFO"
         os.mkfifo(one, 0o600)
-        what = "hard links"
+        what = "make a hard link"
         os.link(one, other)
         one.unlink()
         other.unlink()
@@ -83,8 +85,8 @@ def _lock_on_able(path: Path) -> int:
             os.close(held)
         shutil.rmtree(path, ignore_errors=True)
         raise LaunchError(
-            f"the file system of {path.parent} has no {what}: {error.strerror}. Those of a network "
-            "or of another system may lack them: set TMPDIR to a directory of a local disk, or of "
+            f"cannot {what} in {path.parent}: {error.strerror}. File systems of a network or of "
+            "another system may not have that: set TMPDIR to a directory of a local disk, or of "
             "memory."
         ) from error
     return held
