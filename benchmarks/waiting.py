@@ -14,6 +14,7 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
+import heapq
 import json
 import os
 import statistics
@@ -102,14 +103,15 @@ def shares(collectives: str, count: int, seconds: float) -> dict[str, Any]:
             before = [seconds_of_threads(pid) for pid in pids]
             time.sleep(seconds)
             after = [seconds_of_threads(pid) for pid in pids]
-    threads: collections.Counter[str] = collections.Counter()
+    threads: dict[str, float] = collections.defaultdict(float)
     own = []
     for old, new in zip(before, after, strict=True):
         spent = {thread: new[thread] - old.get(thread, 0.0) for thread in new}
         own.append(round(sum(spent.values()) / seconds, 5))
         for (comm, _), used in spent.items():
-            threads[comm] += used / seconds / len(pids)  # type: ignore[assignment]
-    busiest = {comm: round(share, 5) for comm, share in threads.most_common(5)}
+            threads[comm] += used / seconds / len(pids)
+    most = heapq.nlargest(5, threads, lambda comm: threads[comm])
+    busiest = {comm: round(threads[comm], 5) for comm in most}
     return {"share_of_a_core": own, "threads": busiest}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import os
 import shlex
@@ -305,6 +306,21 @@ class SshHosts:
             shared = self.root(name) / "dev/shm"
             with contextlib.suppress(OSError):
                 found += [f"{name}: /dev/shm/{path.name}" for path in shared.iterdir()]
+        return found
+
+    def held_run_dirs(self, names: Sequence[str] | None = None) -> list[Path]:
+        """The run directories on these hosts, else on all, that are still locked; the next run
+        removes others."""
+        found = []
+        for name in names or self.names:
+            for path in (self.folder / name / "tmp").glob("lockstep-run-*"):
+                with contextlib.suppress(OSError):
+                    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                    try:
+                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError:
+                        found.append(path)
+                    os.close(held)
         return found
 
     def assert_nothing_left(self, seconds: float = 10.0) -> None:

@@ -117,11 +117,13 @@ def test_commands_that_cannot_be_started_use_up_no_room(
     assert ["could be started" in each.lost for each in agents] == [True] * 5
 
 
-def test_a_pass_over_all_connections_is_not_made_with_each_message(fleet: Make) -> None:
+def test_a_pass_over_all_connections_is_not_made_with_each_message(
+    fleet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = fleet(lambda host: stub(0.0, 60.0))
     [agent] = made.connect([Host("h")])
     passes: list[float] = []
-    agent.tick = passes.append  # type: ignore[method-assign]
+    monkeypatch.setattr(agent, "tick", passes.append)
     now = time.monotonic() + 1.0
     for message in range(1000):
         made.tick(now + message / 1000)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import fcntl
 import os
 import random
 import re
@@ -166,20 +165,6 @@ def _is_session(pid: int) -> bool:
     return False
 
 
-def locked(hosts: SshHosts) -> list[Path]:
-    """The run directories of all hosts that somebody still holds; others the next run removes."""
-    found = []
-    for path in hosts.folder.glob("*/tmp/lockstep-run-*"):
-        with contextlib.suppress(OSError):
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                found.append(path)
-            os.close(held)
-    return found
-
-
 def strike(
     job: Training, kind: str, losses: collections.Counter[str], chance: random.Random
 ) -> str:
@@ -229,7 +214,7 @@ def test_a_training_ends_with_the_bits_of_an_undisturbed_one(
     calm = Training(hosts, tmp_path / "calm")
     assert calm.finish() == weights
     wait_until(lambda: not running(hosts), f"left: {running(hosts)}", 40.0)
-    assert locked(hosts) == []
+    assert hosts.held_run_dirs() == []
     left = [each for each in hosts.leftovers() if "/dev/shm/" in each]
     assert left == []
 

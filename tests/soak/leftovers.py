@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from soak.chaos_job import wait
-from soak.strikes import own_tmp
 from ssh_hosts import SshHosts
 
 LEASE = 45.0
@@ -25,21 +20,7 @@ def left_over(hosts: SshHosts, names: Iterable[str]) -> list[str]:
     wait(lambda: not running(), LEASE)
     found = [f"left: {each}" for each in hosts.leftovers() if "lockstep-run-" not in each]
     for name in names:
-        found += [f"left, in use: {path}" for path in _locked(own_tmp(hosts, name))]
+        found += [f"left, in use: {path}" for path in hosts.held_run_dirs([name])]
         listening = hosts.run(name, ["ss", "-Hltn"]).stdout.splitlines()
         found += [f"left on {name}: {line}" for line in listening if ":22 " not in line]
-    return found
-
-
-def _locked(folder: Path) -> list[Path]:
-    """Run directories that are still held; others the next run removes."""
-    found = []
-    for path in folder.glob("lockstep-run-*"):
-        with contextlib.suppress(OSError):
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                found.append(path)
-            os.close(held)
     return found

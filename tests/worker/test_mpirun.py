@@ -61,7 +61,7 @@ def launcher(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["Open MPI", "MPICH"])
-def test_on_one_host(name: str, program: str) -> None:
+def test_on_one_host(name: str, program: str, tmp_path: Path) -> None:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         command = [*launcher(name), *WORKER, program, *args]
         return subprocess.run(
@@ -70,7 +70,8 @@ def test_on_one_host(name: str, program: str) -> None:
             capture_output=True,
             text=True,
             timeout=120,
-            env=clean_environ(),
+            # What Open MPI puts into /dev/shm stays there when a process of it fails.
+            env=clean_environ(OMPI_MCA_btl_vader_backing_directory=str(tmp_path)),
             check=False,
         )
 
