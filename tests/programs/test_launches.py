@@ -1,9 +1,8 @@
-"""The launch record, with executables and functions that only look like JAX's."""
+"""Which program a launch is of, and what the records of two processes show."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -14,84 +13,24 @@ import pytest
 from lockstep import _jax_compat
 from lockstep.flight_recorder import diagnose, diagnosis_headline, run_records
 from lockstep.flight_recorder.format import Op, ProcessState, State
-from lockstep.job.topology import Peer
 from lockstep.programs import compilations, jitted, launches
 from lockstep.programs.compilations import Program
 from lockstep.programs.launches import Record, sites_of
-
-OWNER = {0: 0, 1: 0, 2048: 1, 2049: 1}
-
-
-class Executable:
-    def __init__(self, fingerprint: bytes) -> None:
-        self.fingerprint = fingerprint
-
-
-class Jitted:
-    def __init__(self, function: Any) -> None:
-        self.__wrapped__ = function
-
-
-class Result:
-    """An array on some devices."""
-
-    def __init__(self, *devices: int) -> None:
-        self.sharding = SimpleNamespace(device_set={Device(d) for d in devices})
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    id: int
-
-
-LOCAL, EVERYWHERE = Result(0, 1), Result(*OWNER)
-
-
-def program(name: str, digest: str) -> Program:
-    return Program(f"jit_{name}", "a.py:7", digest, tuple(OWNER), "")
-
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, list[Program]]:
-    known: dict[bytes, list[Program]] = {
-        b"step": [program("step", "11")],
-        b"other": [program("other", "22")],
-        b"wide": [program("step", "33")],
-        b"quiet": [program("quiet", "44")],
-    }
-    texts = {b"quiet": "HloModule jit_quiet, "}
-    monkeypatch.setattr(_jax_compat, "text_of_executable", lambda e: texts.get(e.fingerprint, ""))
-    monkeypatch.setattr(compilations, "of_executable", lambda print_: known.get(print_, []))
-    monkeypatch.setattr(_jax_compat, "is_compiled_function", lambda it: isinstance(it, Jitted))
-    return known
-
-
-def record(process: int = 0) -> Record:
-    device = min(d for d, of in OWNER.items() if of == process)
-    peer = Peer(process, 10 + process, "vm", "vm", (0,))
-    empty = launches.empty(peer, 2, 0, device)
-    return Record(os.memfd_create("launches"), empty, OWNER)
-
-
-def entries(of: Record) -> list[tuple[int, int, int]]:
-    return [(e.sequence, e.run_id, e.state) for e in of.read().rings[0].entries]
-
-
-def fast(of: Record, jitted: Jitted, results: Any = EVERYWHERE, size: int = -1) -> None:
-    """A call with an argument of ``size`` elements; -1: of another kind."""
-    of.fast(jitted, (np.ones(size),) if size >= 0 else (), {}, results)
-
-
-def slow(of: Record, fingerprint: bytes, error: Exception | None = None) -> None:
-    of.end(of.begin(Executable(fingerprint)), error)
-
-
-def function(of: Record, *executables: bytes) -> Jitted:
-    """A function with a program for each: for arguments of 0, 1, ... elements."""
-    jitted = Jitted(lambda: None)
-    for size, each in enumerate(executables):
-        of.learn(jitted.__wrapped__, Executable(each), (np.ones(size),), {})
-    return jitted
+from programs.launch_records import (
+    EVERYWHERE,
+    LOCAL,
+    OWNER,
+    Executable,
+    Jitted,
+    Result,
+    entries,
+    fast,
+    function,
+    program,
+    record,
+    slow,
+)
+from programs.launch_records import programs as programs
 
 
 def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
@@ -296,44 +235,6 @@ def test_flags_that_change_what_is_computed(
     assert compilations.flags.__wrapped__() == kept
 
 
-def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> None:
-    own = record()
-    step = function(own, b"step")
-    fast(own, step)
-    own.look([step], in_flight=False)
-    own.look((), in_flight=False)
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
-    own.look([step], in_flight=False, written=5)  # there were more launches by then
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
-
-
-def test_what_is_in_flight_is_marked_until_the_next_launch(programs: Any) -> None:
-    own = record()
-    step = function(own, b"step")
-    fast(own, step)
-    own.look((), in_flight=True)
-    assert [state for *_, state in entries(own)] == [State.ENTERED]
-    fast(own, step)
-    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
-    own.look((), in_flight=False)
-    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
-
-
-def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
-    own = record()
-    step, other = function(own, b"step"), function(own, b"other")
-    fast(own, step)
-    own.look([step], in_flight=False)
-    own.look([step], in_flight=False)
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.ENTERED)]
-    fast(own, step)  # the call has returned
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.DONE)]
-    own.look([step], in_flight=False)
-    fast(own, other)  # it was in another call
-    assert [n for n, *_ in entries(own)] == [0, 1, 2]
-    assert entries(own)[2][1] != entries(own)[1][1]
-
-
 def test_the_second_call_of_a_function_may_be_the_one_that_does_not_return(programs: Any) -> None:
     own = record()
     step = function(own, b"step")
@@ -342,59 +243,6 @@ def test_the_second_call_of_a_function_may_be_the_one_that_does_not_return(progr
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.ENTERED)]
     own.look([len], in_flight=False)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
-
-
-def test_a_call_by_python_code_is_in_flight_until_it_returns(programs: Any) -> None:
-    own = record()
-    begun = own.begin(Executable(b"step"))
-    own.look((), in_flight=False)
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.ENTERED)]
-    own.end(begun, None)
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
-
-
-def test_a_call_that_raises_is_no_launch(programs: Any) -> None:
-    own = record()
-    slow(own, b"step", ValueError("a deleted array"))
-    slow(own, b"step")
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
-
-
-def test_a_call_whose_collective_fails_is_a_launch_that_raised(programs: Any) -> None:
-    own = record()
-    slow(own, b"step")
-    slow(own, b"other", RuntimeError("UNKNOWN: Gloo all-reduce failed: closed"))
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
-
-
-def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:
-    own = record()
-    step = function(own, b"step")
-    fast(own, step)
-    own.failed()
-    own.look((), in_flight=False)
-    assert [state for *_, state in entries(own)] == [State.RAISED]
-
-
-def test_a_launch_that_jax_raised_in_is_one_more(programs: Any) -> None:
-    """JAX's fast path raises a ValueError where the call was to return, so no launch is noted."""
-    own = record()
-    step = function(own, b"step")
-    fast(own, step)
-    own.failed(is_new=True)
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
-    own.failed(is_new=True)  # the program calls it again, and gets the error again
-    assert len(entries(own)) == 2
-
-
-def test_one_of_several_functions_is_in_flight_without_saying_which(programs: Any) -> None:
-    own = record()
-    functions = [function(own, b"step"), function(own, b"other")]
-    for one in functions:
-        fast(own, one)
-    own.look([len, *functions], in_flight=False)
-    assert own.read().rings[0].entries[-1].run_id == 0
-    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE, State.ENTERED]
 
 
 def judged(*records: Record) -> diagnose.Diagnosis:
@@ -442,15 +290,6 @@ def test_other_programs_at_one_place_are_a_mismatch(programs: Any) -> None:
     assert (found.kind, found.groups) == (diagnose.Kind.ONE_SIDED, ((0,), (1,)))
 
 
-def test_old_launches_are_overwritten(programs: Any) -> None:
-    own = record()
-    step = function(own, b"step")
-    for _ in range(1500):
-        fast(own, step)
-    found = entries(own)
-    assert [found[0][0], found[-1][0], len(found)] == [476, 1499, 1024]
-
-
 def test_a_program_in_the_place_of_a_freed_one_is_not_taken_for_it() -> None:
     class Compiled:
         """What JAX calls for a program that was compiled ahead of time."""
@@ -468,53 +307,3 @@ def test_a_program_in_the_place_of_a_freed_one_is_not_taken_for_it() -> None:
         assert len(others) < 1000
     functions.learn(other, None, (), {})  # it has no collectives
     assert functions.launched_by(other, (), {}, LOCAL) == (None, False)
-
-
-@pytest.mark.parametrize("is_taken", [True, False])
-def test_an_interrupt_leaves_no_lock_behind(programs: Any, is_taken: bool) -> None:
-    """Python runs a signal handler within the call that takes the lock, or right after it."""
-    own = record()
-    step = function(own, b"step")
-    acquire = own._acquire
-
-    def interrupted() -> bool:
-        if is_taken:
-            acquire()
-        raise KeyboardInterrupt
-
-    own._acquire = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        fast(own, step)
-    own._acquire = acquire
-    other = threading.Thread(target=fast, args=(own, step), daemon=True)
-    other.start()
-    other.join(10)
-    assert [number for number, *_ in entries(own)] == [0]
-
-
-def test_a_signal_handler_launches_while_a_launch_is_written(
-    programs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = record()
-    step, other = function(own, b"step"), function(own, b"other")
-
-    def handled() -> int:
-        monkeypatch.setattr(launches, "_now", lambda: 7)
-        fast(own, other)
-        return 7
-
-    monkeypatch.setattr(launches, "_now", handled)
-    fast(own, step)
-    assert [number for number, *_ in entries(own)] == [0, 1]
-
-
-def test_the_number_of_a_launch_wraps(programs: dict[bytes, list[Program]]) -> None:
-    """Sequences have 32 bits: 2^32 launches of 50 us take 60 hours."""
-    of = record()
-    step = Executable(b"step")
-    of.end(of.begin(step), None)
-    [clique] = of._sequences
-    of._sequences[clique] = 2**32 - 2
-    for _ in range(4):
-        of.end(of.begin(step), None)
-    assert [sequence for sequence, _, _ in entries(of)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]

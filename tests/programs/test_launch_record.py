@@ -1,0 +1,171 @@
+"""What the launch record has while a call runs, fails, is interrupted or wraps."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from lockstep.flight_recorder.format import State
+from lockstep.programs import launches
+from lockstep.programs.compilations import Program
+from programs.launch_records import (
+    Executable,
+    entries,
+    fast,
+    function,
+    record,
+    slow,
+)
+from programs.launch_records import programs as programs
+
+
+def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.look([step], in_flight=False)
+    own.look((), in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+    own.look([step], in_flight=False, written=5)  # there were more launches by then
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+
+
+def test_what_is_in_flight_is_marked_until_the_next_launch(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.look((), in_flight=True)
+    assert [state for *_, state in entries(own)] == [State.ENTERED]
+    fast(own, step)
+    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
+    own.look((), in_flight=False)
+    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
+
+
+def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
+    own = record()
+    step, other = function(own, b"step"), function(own, b"other")
+    fast(own, step)
+    own.look([step], in_flight=False)
+    own.look([step], in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.ENTERED)]
+    fast(own, step)  # the call has returned
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.DONE)]
+    own.look([step], in_flight=False)
+    fast(own, other)  # it was in another call
+    assert [n for n, *_ in entries(own)] == [0, 1, 2]
+    assert entries(own)[2][1] != entries(own)[1][1]
+
+
+def test_a_call_by_python_code_is_in_flight_until_it_returns(programs: Any) -> None:
+    own = record()
+    begun = own.begin(Executable(b"step"))
+    own.look((), in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.ENTERED)]
+    own.end(begun, None)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+
+
+def test_a_call_that_raises_is_no_launch(programs: Any) -> None:
+    own = record()
+    slow(own, b"step", ValueError("a deleted array"))
+    slow(own, b"step")
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+
+
+def test_a_call_whose_collective_fails_is_a_launch_that_raised(programs: Any) -> None:
+    own = record()
+    slow(own, b"step")
+    slow(own, b"other", RuntimeError("UNKNOWN: Gloo all-reduce failed: closed"))
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
+
+
+def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.failed()
+    own.look((), in_flight=False)
+    assert [state for *_, state in entries(own)] == [State.RAISED]
+
+
+def test_a_launch_that_jax_raised_in_is_one_more(programs: Any) -> None:
+    """JAX's fast path raises a ValueError where the call was to return, so no launch is noted."""
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.failed(is_new=True)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
+    own.failed(is_new=True)  # the program calls it again, and gets the error again
+    assert len(entries(own)) == 2
+
+
+def test_one_of_several_functions_is_in_flight_without_saying_which(programs: Any) -> None:
+    own = record()
+    functions = [function(own, b"step"), function(own, b"other")]
+    for one in functions:
+        fast(own, one)
+    own.look([len, *functions], in_flight=False)
+    assert own.read().rings[0].entries[-1].run_id == 0
+    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE, State.ENTERED]
+
+
+def test_old_launches_are_overwritten(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    for _ in range(1500):
+        fast(own, step)
+    found = entries(own)
+    assert [found[0][0], found[-1][0], len(found)] == [476, 1499, 1024]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_an_interrupt_leaves_no_lock_behind(programs: Any, is_taken: bool) -> None:
+    """Python runs a signal handler within the call that takes the lock, or right after it."""
+    own = record()
+    step = function(own, b"step")
+    acquire = own._acquire
+
+    def interrupted() -> bool:
+        if is_taken:
+            acquire()
+        raise KeyboardInterrupt
+
+    own._acquire = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        fast(own, step)
+    own._acquire = acquire
+    other = threading.Thread(target=fast, args=(own, step), daemon=True)
+    other.start()
+    other.join(10)
+    assert [number for number, *_ in entries(own)] == [0]
+
+
+def test_a_signal_handler_launches_while_a_launch_is_written(
+    programs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = record()
+    step, other = function(own, b"step"), function(own, b"other")
+
+    def handled() -> int:
+        monkeypatch.setattr(launches, "_now", lambda: 7)
+        fast(own, other)
+        return 7
+
+    monkeypatch.setattr(launches, "_now", handled)
+    fast(own, step)
+    assert [number for number, *_ in entries(own)] == [0, 1]
+
+
+def test_the_number_of_a_launch_wraps(programs: dict[bytes, list[Program]]) -> None:
+    """Sequences have 32 bits: 2^32 launches of 50 us take 60 hours."""
+    of = record()
+    step = Executable(b"step")
+    of.end(of.begin(step), None)
+    [clique] = of._sequences
+    of._sequences[clique] = 2**32 - 2
+    for _ in range(4):
+        of.end(of.begin(step), None)
+    assert [sequence for sequence, _, _ in entries(of)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]
