@@ -209,7 +209,7 @@ def test_a_wait_in_a_function_of_a_container_is_seen() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("n", "d"), [(2, 2), full(3, 1)])
+@pytest.mark.parametrize(("n", "d"), [(2, 2), (3, 1)])
 def test_a_healthy_job_hears_nothing(n: int, d: int) -> None:
     result = run("none", n=n, d=d, status=0)
     lines = [line for lines in result.by_process.values() for line in lines]

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from lanes import full
 from processes import clean_environ
 from support import Run, run_lockstep
 
@@ -165,20 +164,20 @@ def launched(name: str, devices: int, collectives: str) -> dict[int, list[Any]]:
     ("name", "devices", "collectives"),
     [
         ("a result that only one process reads", 2, "gloo"),
-        full("a result that only one process reads", 1, "gloo"),
-        full("a result that only one process reads", 1, "mpi"),
-        full("a result that only one process reads", 2, "lockstep"),
-        full("results that no process reads", 2, "gloo"),
-        full("results that no process reads", 1, "gloo"),
-        full("results that no process reads", 1, "mpi"),
-        full("results that no process reads", 2, "lockstep"),
-        full("the program leaves the job itself", 2, "gloo"),
-        full("the program leaves the job itself", 1, "mpi"),
-        full("the program leaves the job itself", 2, "lockstep"),
-        full("a process goes on alone", 2, "gloo"),
-        full("barriers that fail", 1, "lockstep"),
-        full("a preemption", 1, "gloo"),
-        full("a preemption", 1, "lockstep"),
+        ("a result that only one process reads", 1, "gloo"),
+        ("a result that only one process reads", 1, "mpi"),
+        ("a result that only one process reads", 2, "lockstep"),
+        ("results that no process reads", 2, "gloo"),
+        ("results that no process reads", 1, "gloo"),
+        ("results that no process reads", 1, "mpi"),
+        ("results that no process reads", 2, "lockstep"),
+        ("the program leaves the job itself", 2, "gloo"),
+        ("the program leaves the job itself", 1, "mpi"),
+        ("the program leaves the job itself", 2, "lockstep"),
+        ("a process goes on alone", 2, "gloo"),
+        ("barriers that fail", 1, "lockstep"),
+        ("a preemption", 1, "gloo"),
+        ("a preemption", 1, "lockstep"),
     ],
 )
 def test_a_program_says_what_it_says_on_stock_jax(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lanes import full
 from support import assert_unsaid, run_lockstep, start_lockstep, wait_until
 
 START = """
@@ -62,7 +61,7 @@ sys.exit(os.environ["LOCKSTEP_ATTEMPT"] == "0")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("hosts", [False, full(True)])
+@pytest.mark.parametrize("hosts", [False, True])
 def test_what_an_attempt_has_compiled_the_next_one_loads(hosts: bool) -> None:
     where = ["--hosts", "localhost:2"] if hosts else []
     result = run_lockstep([*where, "--max-restarts", "1"], COMPILES, timeout=100, forked=True)

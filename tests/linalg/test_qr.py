@@ -122,7 +122,7 @@ def over_grid(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> list[
 
 
 @pytest.mark.full
-@sample(
+@pytest.mark.parametrize(
     ("grid", "spec", "size", "tile", "dtype"),
     [
         ((2, 2), P("x"), (48, 48), 4, np.complex128),
@@ -131,7 +131,6 @@ def over_grid(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> list[
         ((3, 2), P(), (30, 43), 2, np.complex64),
         ((4, 2), P("x"), (96, 32), 1, np.float64),
     ],
-    1,
 )
 def test_factors_over_a_grid(
     grid: tuple[int, int],

@@ -113,8 +113,8 @@ SWITCHES = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
-@sample(("options", "env"), SWITCHES, 0)
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@pytest.mark.parametrize(("options", "env"), SWITCHES)
 def test_the_same_is_computed_as_without_a_watch(
     options: list[str], env: dict[str, str], collectives: str
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from examples.test_examples import EXAMPLES, EXAMPLES_ALONE, LINES
 from faults.harness import PROGRAMS
-from lanes import full
 from of_this_jax import needs_float16_pass, without_warnings
 from pytest_sessions import project
 from support import Result, assert_unsaid, run_lockstep
@@ -64,7 +63,7 @@ for i in range(3):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("collectives", ["gloo", full("lockstep")])
+@pytest.mark.parametrize("collectives", ["gloo", "lockstep"])
 def test_programs_on_the_devices_of_one_process(collectives: str) -> None:
     options = ["--collectives", collectives]
     result = run_lockstep(options, OF_ITS_OWN, n=2, d=2, timeout=120, forked=True)

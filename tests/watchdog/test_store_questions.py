@@ -117,7 +117,7 @@ def test_few_of_many_processes_ask_where_one_does_not_come() -> None:
         rounds.append([all_of_them.index(each) for each in asking])
     # Who looks first sees few notes; afterwards only the lowest ask.
     assert len(rounds[0]) == 2 * AT_ONCE
-    assert rounds[1] == list(range(AT_ONCE)) or len(rounds[1]) <= 2 * AT_ONCE
+    assert len(rounds[1]) <= 2 * AT_ONCE
     assert set(range(AT_ONCE)) <= set(rounds[1])
     assert service.requests["lockstep/watch/waits/"] == 2 * (count - 1)
     assert service.read["lockstep/watch/waits/"] < 2 * count * count * 50

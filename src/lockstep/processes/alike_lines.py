@@ -39,7 +39,7 @@ class AlikeLines:
         self._texts: set[tuple[str, bytes]] = set()
         self._left_out: collections.Counter[str] = collections.Counter()
         self._stacks: dict[bytes, int] = {}
-        """Who has written a traceback first, by its digest."""
+        """The process that has written each stack first, by the digest of the stack."""
 
     def shown(self, line: bytes) -> bytes:
         """``line``, or nothing where enough lines of its kind were shown."""

@@ -130,7 +130,7 @@ class OwnWaits(current_job.Part):
 
     @property
     def left(self) -> str:
-        """Where the program has called ``sys.exit()``; "": it has not."""
+        """The call of ``sys.exit()`` with its line; "": the program has made none."""
         return self._left
 
     def note_compilation(self, program: str, since: float) -> None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 AT_ONCE = 8
-"""So many of the lowest may always ask: in a small job each process asks, and waits for nobody."""
+"""The lowest processes that may always ask. So in a small job each process asks at once."""
 
 
 class Turns:
-    """Those of one process."""
+    """The turns of one process."""
 
     def __init__(self, process: int) -> None:
         self._process = process

@@ -3,8 +3,8 @@
 A process that asks raises its own number, and the others answer with their whole state when they
 next look: once a second. One that has ended has left its last state behind. The states are large
 (a history of launches each), and process 0 serves all of them: so an asker first waits for short
-records that say who has answered, and reads the states once. Where many wait, few ask
-(`question_turns`).
+records of the questions that each process has answered, and reads the states once. Where many
+wait, few ask (`question_turns`).
 """
 
 from __future__ import annotations
