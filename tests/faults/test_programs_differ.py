@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,18 @@ print(float(jax.jit(lambda x: x.sum())(jnp.arange(4.0))))
 """
 
 
-def run_with_flags_of_one(flags: str, options: list[str], program: str, folder: Path) -> Any:
+def run_with_flags_of_one(
+    flags: str, options: list[str], program: str, folder: Path, given: Sequence[str] = ()
+) -> Any:
     (folder / "sitecustomize.py").write_text(FLAGS_OF_ONE.replace("GIVEN", flags))
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     env = {"PYTHONPATH": path}
-    return run_lockstep(options, program, d=1, timeout=120, env=env, expect_status=None)
+    return run_lockstep(
+        options, program, d=1, timeout=120, env=env, expect_status=None, program_args=given
+    )
 
 
-@pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
+@pytest.mark.parametrize("collectives", ["lockstep", full("gloo"), full("mpi")])
 def test_flags_of_one_process_are_an_error(collectives: str, tmp_path: Path) -> None:
     """The compiled text does not show them, nor do the numbers of executions."""
     flags = f"--xla_cpu_enable_fast_math=true --xla_dump_to={tmp_path / 'dump'}"
@@ -139,7 +144,7 @@ def test_flags_of_one_process_are_an_error(collectives: str, tmp_path: Path) -> 
         assert f"[{process}] lockstep.DisagreementError: process 1 runs" in result.stderr, result
 
 
-@pytest.mark.parametrize("collectives", [full("lockstep"), full("gloo")])
+@pytest.mark.parametrize("collectives", [full("lockstep"), full("gloo"), full("mpi")])
 @pytest.mark.parametrize(
     ("flags", "options", "program"),
     [
@@ -186,3 +191,79 @@ def test_what_is_traced_elsewhere_or_again_is_the_same_program() -> None:
     result = run_lockstep([], HEAD + AGAIN, n=2, d=2, timeout=120, forked=True)
     assert result.by_process[0] == result.by_process[1]
     assert_unsaid("another program", result.stderr)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (CONSTANT, "a constant is 3.0 on process 1, 2.0 on process 0"),
+        (BRANCH, "one more operation: sine on process 1"),
+    ],
+    ids=["constant", "branch"],
+)
+def test_programs_are_compared_over_mpi(program: str, words: str) -> None:
+    options = ["--collectives", "mpi", "--grace", "10"]
+    result = run_lockstep(options, HEAD + program, d=1, timeout=120, expect_status=None)
+    assert result.status not in (0, None), result
+    assert words in result.said_by_launcher, result
+    assert "# HERE" in result.said_by_launcher
+
+
+SAVED = """
+import pickle, sys
+from pathlib import Path
+from jax.experimental import serialize_executable
+
+scale = 3.0 if jax.process_index() == 1 and sys.argv[2] == "other" else 2.0
+step = jax.jit(lambda x: (x * scale).sum())  # HERE
+file = Path(f"{sys.argv[1]}-{jax.process_index()}")
+if file.exists():
+    step = serialize_executable.deserialize_and_load(*pickle.loads(file.read_bytes()))
+    print(float(step(x)))
+else:
+    file.write_bytes(pickle.dumps(serialize_executable.serialize(step.lower(x).compile())))
+"""
+EXECUTABLES = full("lockstep"), full("gloo"), full("mpi")
+
+
+@needs_numbers
+@pytest.mark.parametrize("collectives", ["lockstep", *EXECUTABLES[1:]])
+def test_what_differs_in_executables_that_were_saved(collectives: str, tmp_path: Path) -> None:
+    """They have no modules: their compiled texts are compared."""
+    options, given = ["--collectives", collectives, "--grace", "10"], [str(tmp_path / "e"), "other"]
+    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    result = run_lockstep(
+        options, HEAD + SAVED, d=1, timeout=120, program_args=given, expect_status=None
+    )
+    assert result.status not in (0, None), result
+    # The file that the executable was traced from is that of the first run.
+    line = (HEAD + SAVED).partition("# HERE")[0].count("\n") + 1
+    said = f"a constant is 3 on process 1, 2 on process 0, program.py:{line}"
+    assert said in result.said_by_launcher, result
+
+
+@pytest.mark.parametrize("collectives", EXECUTABLES)
+def test_an_executable_that_one_process_compiles_is_no_difference(
+    collectives: str, tmp_path: Path
+) -> None:
+    options, given = ["--collectives", collectives], [str(tmp_path / "e"), "same"]
+    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    (tmp_path / "e-1").unlink()
+    one = SAVED.replace("    file.write", "    print(float(step(x)))\n    file.write")
+    result = run_lockstep(options, HEAD + one, d=1, timeout=120, program_args=given)
+    assert all(result.by_process.values()), result
+
+
+@pytest.mark.parametrize("collectives", EXECUTABLES)
+def test_flags_of_one_process_are_an_error_for_an_executable(
+    collectives: str, tmp_path: Path
+) -> None:
+    options, given = ["--collectives", collectives], [str(tmp_path / "e"), "same"]
+    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    flags = "--xla_cpu_enable_fast_math=true"
+    result = run_with_flags_of_one(flags, options, HEAD + SAVED, tmp_path, given)
+    assert result.status not in (0, None), result
+    flag = f"XLA_FLAGS is {flags} on process 1, not set on process 0"
+    assert flag in result.said_by_launcher.splitlines()[0], result
+    assert not any(result.by_process.values()), "a number was computed before"

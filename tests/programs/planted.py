@@ -138,6 +138,54 @@ STATEMENTS = {
     ),
     "a gradient": constant("T = jax.grad(lambda a: jnp.sum(a * a * {}))(T)", "2.5", "3.5"),
     "a mapped function": constant("T = jax.vmap(lambda a, b: a * {} + b)(T, U)", "2.5", "3.5"),
+    "where or cond": operation(
+        "T = {}", "jnp.where(T.sum() > 0, T, U)", "jax.lax.cond(T.sum() > 0, lambda: T, lambda: U)"
+    ),
+    "a rematerialization": operation(
+        "T = jax.grad(lambda a: jnp.sum({}(lambda b: jnp.sin(b) * b)(a)))(T)",
+        *("jax.checkpoint", "(lambda f: f)"),
+    ),
+    "a policy of checkpoint": operation(
+        "T = jax.grad(lambda a: jnp.sum(jax.checkpoint(lambda b: jnp.sin(b @ b) @ b, "
+        "policy=jax.checkpoint_policies.{})(a)))(T)",
+        *("dots_saveable", "nothing_saveable", "everything_saveable"),
+    ),
+    "an unrolled scan": operation(
+        "T = jax.lax.scan(lambda c, x: (c * 0.5 + x, None), T, U, unroll={})[0]", "1", "2", "4"
+    ),
+    "a custom derivative": operation(
+        "T = T + jax.grad(lambda a: jnp.sum({}(a)))(T)", "clipped", "jnp.sin"
+    ),
+    "an axis of vmap": operation(
+        "T = jax.vmap(lambda a, b: a * b.sum(), in_axes=({}, 0))(T, U)", "0", "1"
+    ),
+    "an axis of a result of vmap": operation(
+        "T = jax.vmap(lambda a: a * 2.0, out_axes={})(T)", "0", "1"
+    ),
+    "a shape of a literal": operation("T = T + jnp.ones({})[:4]", "(4, 4)", "(8, 4)", words=""),
+    "an implementation of random numbers": operation(
+        "T = T + jax.random.normal(jax.random.key(0, impl='{}'), T.shape)", "threefry2x32", "rbg"
+    ),
+    "a rate of dropout": constant(
+        "T = jnp.where(jax.random.bernoulli(jax.random.key(0), {}, T.shape), T, 0)", "0.9", "0.5"
+    ),
+    "a static argument": constant(
+        "T = jax.jit(lambda a, n: a + n, static_argnums=1)(T, {})", "2.0", "3.0"
+    ),
+    "a type of a sum": operation(
+        "T = jnp.matmul(T, U, preferred_element_type='{}').astype('float32')",
+        *("float32", "bfloat16"),
+    ),
+    "a number of largest": operation("T = T + jax.lax.top_k(T, {})[0].sum()", "2", "3"),
+    "axes of a collective": operation(
+        "T = over(lambda a: jax.lax.psum(a, {}))(T)", "'x'", "('x', 'y')"
+    ),
+    "an update": operation("T = T.at[1].{}(2.0)", "set", "add", "multiply"),
+    "a row that is updated": constant("T = T.at[{}].set(0.0)", "1", "2"),
+    "an activation": operation("T = jax.nn.{}(T)", "relu", "gelu", "silu"),
+    "a stopped gradient": operation(
+        "T = jax.grad(lambda a: jnp.sum(a * {}))(T)", "a", "jax.lax.stop_gradient(a)"
+    ),
     "a checkpoint": constant("T = jax.checkpoint(lambda a: jnp.sin(a) * {})(T)", "2.5", "3.5"),
 }
 
@@ -160,7 +208,16 @@ def other_helper(a, b):
 
 def step(v, w):
 """
+
+
+@jax.custom_vjp
+def clipped(a: Any) -> Any:
+    return jnp.sin(a)
+
+
+clipped.defvjp(lambda a: (jnp.sin(a), a), lambda a, g: (jnp.clip(g * a, -1, 1),))
 NAMES = {
+    "clipped": clipped,
     "jax": jax,
     "jnp": jnp,
     "np": np,

@@ -208,3 +208,46 @@ def test_one_planted_difference_is_named(
         planted = lowered(chain([*names[:at], name, *names[at + 1 :]], scales), X)
         expected = f"an operation is {name} on process 1, {names[at]} on processes 0, 2"
     assert expected in str(explain(planted, own, GROUPS))
+
+
+def test_an_argument_that_one_process_does_not_use_is_named() -> None:
+    """JAX leaves it out of the program."""
+    one = lowered(lambda x, y: x.sum(), X, Y)
+    two = lowered(lambda x, y: x.sum() + y.sum(), X, Y)
+    words = "argument y is not used on process 1, used (f32[3]) on processes 0, 2"
+    assert words in str(explain(one, two, GROUPS))
+    words = "argument y is used (f32[3]) on process 1, not used on processes 0, 2"
+    assert words in str(explain(two, one, GROUPS))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("jax_enable_x64", True, "result 1 is f64[8] on process 1, f32[8] on processes 0, 2"),
+        (
+            "jax_default_matmul_precision",
+            "highest",
+            "dot_general is precision = [HIGHEST, HIGHEST] on",
+        ),
+        ("jax_default_prng_impl", "rbg", "jax.random.normal("),
+        ("jax_threefry_partitionable", False, "jax.random.normal("),
+    ],
+)
+def test_a_setting_of_jax_is_named_by_what_it_changes(setting: str, value: Any, words: str) -> None:
+    def made() -> Callable[..., Any]:
+        """A new function: JAX traces one that it knows only once."""
+
+        def step(x: Any) -> Any:
+            y = x * jnp.dot(x, x)
+            return y + jax.random.normal(jax.random.key(1), x.shape)
+
+        return step
+
+    other = lowered(made(), X)
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    try:
+        one = lowered(made(), X)
+    finally:
+        jax.config.update(setting, before)
+    assert words in str(explain(one, other, GROUPS))

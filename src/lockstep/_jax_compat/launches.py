@@ -73,8 +73,8 @@ def note_launches(
 def note_loaded(note: Callable[[Any, Sequence[Any]], None]) -> None:
     """Calls ``note`` with each executable that JAX makes callable, and its devices in their order.
 
-    Those that `jax.experimental.serialize_executable` loads never pass the compiler. ``note`` must
-    raise nothing.
+    Those that `jax.experimental.serialize_executable` loads never pass the compiler. What ``note``
+    raises is raised in place of the executable.
     """
     pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
     load = pxla.UnloadedMeshExecutable.load

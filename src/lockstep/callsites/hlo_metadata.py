@@ -120,10 +120,8 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     for line in text.splitlines():
         if found := _COLLECTIVE.search(line):
             origin = _with_place(line, named)
-            fields = {key: m[1] for key, at in _METADATA.items() if (m := at.search(origin))}
-            at = place(frames.chain(int(fields.get("frame", 0))))
-            if not at.file and "file" in fields:
-                at = SourceLine(fields["file"], int(fields.get("line", 0)))
+            fields = _fields(origin)
+            at = _source_line(fields, frames)
             collectives.append(
                 Collective(
                     found["op"],
@@ -139,6 +137,24 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     )
 
 
+def _fields(line: str) -> dict[str, str]:
+    return {key: m[1] for key, at in _METADATA.items() if (m := at.search(line))}
+
+
+def _source_line(fields: Mapping[str, str], frames: Frames) -> SourceLine:
+    at = place(frames.chain(int(fields.get("frame", 0))))
+    if not at.file and "file" in fields:
+        return SourceLine(fields["file"], int(fields.get("line", 0)))
+    return at
+
+
+def places(text: str) -> dict[str, SourceLine]:
+    """The source lines of the instructions of a compiled program that have one, by name."""
+    frames = Frames(text)
+    found = {m[1]: _source_line(_fields(m[0]), frames) for m in _NAMED.finditer(text)}
+    return {name: at for name, at in found.items() if at.file}
+
+
 def name(text: str) -> str:
     """The name of a compiled program."""
     module = _MODULE.search(text)
@@ -147,7 +163,7 @@ def name(text: str) -> str:
 
 def digest(text: str) -> tuple[str, bool]:
     """A digest of a compiled program without its origins, and whether it covers all constants."""
-    return _digest([name(text), *_instructions(text)]), _LEFT_OUT not in text
+    return _digest([name(text), *instructions(text)]), _LEFT_OUT not in text
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
@@ -166,7 +182,8 @@ def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
     return line
 
 
-def _instructions(text: str) -> Iterator[str]:
+def instructions(text: str) -> Iterator[str]:
+    """The lines of a compiled program, without where they come from."""
     for line in text.splitlines():
         if line.startswith(("%", "ENTRY", "  ", "}")):
             yield _ORIGINS.sub("", line)

@@ -29,6 +29,7 @@ from lockstep.programs import difference
 from lockstep.programs.difference import Lowered
 
 HOOK = "compilations"
+LOADED = "executables that are loaded"
 LOST = "programs that differ between processes are found by their collectives alone."
 MAX_MODULE = 1 << 16
 """Bytes of a packed module that is kept; of a longer one only the digest is."""
@@ -67,6 +68,8 @@ class Program:
     """The name of the thread that launched it first; "": not known."""
     arguments: tuple[str, ...] = ()
     """The arguments of each device, ``x: f32[100,8]``, once it was launched; (): not known."""
+    is_loaded: bool = False
+    """Whether it came as an executable: ``module`` is its text then, and ``digest`` is of it."""
 
     @functools.cached_property
     def key(self) -> str:
@@ -89,7 +92,8 @@ class Program:
         module = base64.b64decode(found.get("module") or "")
         made, thread = (str(found.get(k) or "") for k in ("executable", "thread"))
         arguments = tuple(map(str, found.get("arguments") or ()))
-        return cls(name, at, digest, devices, flags, module, made, thread, arguments)
+        loaded = bool(found.get("is_loaded"))
+        return cls(name, at, digest, devices, flags, module, made, thread, arguments, loaded)
 
     def without_module(self) -> Program:
         return dataclasses.replace(self, module=b"")
@@ -99,8 +103,12 @@ class Program:
         text = ""
         if self.module:
             unpacked = zlib.decompressobj().decompress(self.module, _MAX_UNPACKED)
-            text = _jax_compat.text_of_module(unpacked)
-        return Lowered(self.title, self.devices, self.flags, text)
+            text = (
+                unpacked.decode(errors="replace")
+                if self.is_loaded
+                else _jax_compat.text_of_module(unpacked)
+            )
+        return Lowered(self.title, self.devices, self.flags, text, self.is_loaded)
 
 
 @dataclasses.dataclass
@@ -129,6 +137,7 @@ def note(publish: Callable[[str, float], None]) -> None:
     _known.publish = publish
     if not _jax_compat.is_in(HOOK):
         _jax_compat.install(HOOK, LOST, lambda: _jax_compat.around_compilations(_note))
+        _jax_compat.install(LOADED, LOST, lambda: _jax_compat.note_loaded(_note_loaded))
 
 
 def refuse(check: Callable[[Program, Collection[int]], None]) -> None:
@@ -163,24 +172,37 @@ def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
     return made
 
 
-def note_loaded(executable: Any, devices: Sequence[Any]) -> None:
-    """Describes an executable that was not compiled here, but saved and loaded as it is."""
+def _note_loaded(executable: Any, devices: Sequence[Any]) -> None:
+    try:
+        program = _described_executable(executable, devices)
+    except Exception as error:  # the program comes first
+        _jax_compat.report(LOADED, LOST, error)
+        return
+    if program is not None:
+        _known.check(program, {device.process_index for device in devices})
+        _known.by_fingerprint[executable.fingerprint].append(program)
+        _known.fresh.append(program)
+
+
+def _described_executable(executable: Any, devices: Sequence[Any]) -> Program | None:
+    """An executable that was not compiled here, but saved and loaded as it is; None: another."""
     ids = tuple(device.id for device in devices)
     fingerprint = getattr(executable, "fingerprint", None)
     if not isinstance(fingerprint, bytes) or len({d.process_index for d in devices}) < 2:
-        return
+        return None
     if any(known.devices == ids for known in _known.by_fingerprint.get(fingerprint, ())):
-        return
+        return None
     text = _jax_compat.text_of_executable(executable)
     line = frames.innermost()
-    found = Program(
+    return Program(
         hlo_metadata.name(text),
         line.short if line else "",
         identity(executable, text, ids),
         ids,
         flags(),
+        _packed(text.encode()),
+        is_loaded=True,
     )
-    _known.by_fingerprint[fingerprint].append(found)
 
 
 def identity(executable: Any, text: str, devices: tuple[int, ...]) -> str:
@@ -204,13 +226,18 @@ def _publish() -> None:
 
 def _described(module: Any, devices: Sequence[Any]) -> Program:
     name, bare, whole = _jax_compat.bytes_of_module(module)
-    packed = zlib.compress(whole, 1) if len(whole) <= _MAX_PACKED else b""
-    if len(packed) > MAX_MODULE or _known.kept + len(packed) > _MAX_KEPT:
-        packed = b""
-    _known.kept += len(packed)
     line = frames.innermost()
     ids = tuple(device.id for device in devices)
-    return Program(name, line.short if line else "", _digest(bare), ids, flags(), packed)
+    return Program(name, line.short if line else "", _digest(bare), ids, flags(), _packed(whole))
+
+
+def _packed(whole: bytes) -> bytes:
+    """What is kept of a program; b"": it is too long."""
+    packed = zlib.compress(whole, 1) if len(whole) <= _MAX_PACKED else b""
+    if len(packed) > MAX_MODULE or _known.kept + len(packed) > _MAX_KEPT:
+        return b""
+    _known.kept += len(packed)
+    return packed
 
 
 def _digest(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from lockstep._words import ranges
 from lockstep.callsites.hlo_text import SourceLine
 from lockstep.flight_recorder import program_difference as found
 from lockstep.flight_recorder.program_difference import Difference, Side
-from lockstep.programs import words
+from lockstep.programs import executable_text, words
 from lockstep.programs.module_text import Operation, operations
 
 _SAME_AFTER = 3
@@ -38,6 +39,8 @@ class Lowered:
     """What ``XLA_FLAGS`` changes in what is computed."""
     text: str
     """The module as MLIR prints it, with locations; "": not known."""
+    is_executable: bool = False
+    """Whether it came as an executable, of which ``text`` is what the compiler has made."""
 
 
 def explain(
@@ -53,6 +56,7 @@ def explain(
 
 _Found = tuple[str, str, tuple[str, str], tuple[SourceLine, SourceLine]]
 _NOWHERE = (SourceLine(), SourceLine())
+_UNSEEN: _Found = (found.OTHER, "", ("one program", "another one of that name"), _NOWHERE)
 
 
 def _first(one: Lowered, other: Lowered) -> _Found:
@@ -66,9 +70,17 @@ def _first(one: Lowered, other: Lowered) -> _Found:
         return found.MESH, "the mesh", these, _NOWHERE
     if one.title.split(" ")[0] != other.title.split(" ")[0]:
         return found.OTHER, "", ("", ""), _NOWHERE
+    if one.is_executable != other.is_executable:
+        return found.OTHER, "", (_origin(one), _origin(other)), _NOWHERE
     if not (one.text and other.text):
-        return found.OTHER, "", ("one program", "another one of that name"), _NOWHERE
+        return _UNSEEN
+    if one.is_executable:
+        return executable_text.first_difference(one.text, other.text) or _UNSEEN
     return _of_operations(operations(one.text), operations(other.text))
+
+
+def _origin(one: Lowered) -> str:
+    return "an executable that was loaded" if one.is_executable else "a program that was compiled"
 
 
 def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _Found:
@@ -77,7 +89,7 @@ def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _F
     if at is None and len(ours) == len(theirs):
         moved = next(((a, b) for a, b in pairs if a.text != b.text), None)
         if moved is None:
-            return found.OTHER, "", ("one program", "another one of that name"), _NOWHERE
+            return _UNSEEN
         calls = words.calls(moved[0], ours, moved[1], theirs)
         return found.OPERATIONS, "an operation", calls, (moved[0].place, moved[1].place)
     at = len(pairs) if at is None else at
@@ -97,7 +109,15 @@ def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _F
         ]
         if users[0].bare != users[1].bare:
             mine, other = users
+    if words.short_name(mine) != words.short_name(other):
+        mine, other = _telling_of_line(ours, at, mine), _telling_of_line(theirs, at, other)
     return _of_pair(mine, other)
+
+
+def _telling_of_line(program: Sequence[Operation], at: int, first: Operation) -> Operation:
+    """What the line of an operation does: it may begin with constants and conversions."""
+    same = itertools.takewhile(lambda op: op.place == first.place, program[at:])
+    return _most_telling([first, *itertools.islice(same, _MOST_INSERTED)])
 
 
 def _called(
@@ -209,6 +229,8 @@ def _of_arguments(mine: Operation, theirs: Operation) -> _Found:
     for index, each, of in ((0, _ARGUMENT, "argument"), (2, _RESULT, "result")):
         ours, others = (list(each.finditer(head[index])) for head in heads)
         if len(ours) != len(others):
+            if index == 0 and (one := _argument_more(ours, others)):
+                return found.ARGUMENTS, *one, places
             counts = (str(len(ours)), str(len(others)))
             return found.ARGUMENTS, f"the number of {of}s", counts, places
         for number, (a, b) in enumerate(zip(ours, others, strict=True), 1):
@@ -216,6 +238,19 @@ def _of_arguments(mine: Operation, theirs: Operation) -> _Found:
             if differs := _of_one(f"{of} {(name and ''.join(name)) or number}", a, b):
                 return *differs, places
     return found.ARGUMENTS, "the head", words.only_differing(mine.bare, theirs.bare), places
+
+
+def _argument_more(
+    ours: Sequence[re.Match[str]], theirs: Sequence[re.Match[str]]
+) -> tuple[str, tuple[str, str]] | None:
+    """The first argument that one side has alone: JAX leaves out those that are not used."""
+    names = [{one["name"] for one in some if one["name"]} for some in (ours, theirs)]
+    for some, others, is_ours in ((ours, names[1], True), (theirs, names[0], False)):
+        for one in some:
+            if one["name"] and one["name"] not in others:
+                used, unused = f"used ({words.shape(one['type'])})", "not used"
+                return f"argument {one['name']}", (used, unused) if is_ours else (unused, used)
+    return None
 
 
 def _of_one(

@@ -114,10 +114,6 @@ class Record:
             elif self._guess is launched:
                 self._withdraw()
 
-    def loaded(self, executable: Any, devices: Sequence[Any]) -> None:
-        """JAX makes an executable callable, which may not have been compiled here."""
-        compilations.note_loaded(executable, devices)
-
     def learn(self, function: Any, executable: Any, args: Any, kwargs: Any) -> None:
         if function is not None:  # else JAX's own call of a function under a derivative, say
             self._functions.learn(function, self._of_executable(executable), args, kwargs)

@@ -79,7 +79,8 @@ def shape(text: str) -> str:
     """``f32[8,2]`` of ``tensor<8x2xf32>``."""
     inner = re.fullmatch(r"tensor<(?:((?:\d+x)+))?(\w+)>", text)
     if inner is None:
-        return text[:_SHOWN]
+        each = re.sub(r"tensor<(?:\d+x)*\w+>", lambda one: shape(one[0]), text)
+        return each[:_SHOWN]
     sizes = ",".join((inner[1] or "").rstrip("x").split("x"))
     return f"{inner[2].replace('ui', 'u')}[{sizes}]"
 

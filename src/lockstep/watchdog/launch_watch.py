@@ -110,7 +110,6 @@ def _note_launches() -> bool:
 
     def put_in() -> None:
         _jax_compat.note_launches(_quietly("begin"), _quietly("end"), _quietly("learn"), _fast)
-        _jax_compat.note_loaded(_quietly("loaded"))
 
     if _jax_compat.can_watch_fast_path():
         watched = functools.partial(_jax_compat.watch_fast_path, _note_caught)

@@ -67,9 +67,14 @@ class Comparison:
         other = _near(self._of(peer), theirs)
         if own is None or other is None:
             return None
-        if own["programs"] and other["programs"]:
-            compiled = [{p.key for p in _programs(each)} for each in (own, other)]
-            return bool(compiled[0] & compiled[1]) or _became_the_same(own, other)
+        both = [_programs(each) for each in (own, other)]
+        compiled = [[p for p in some if not p.is_loaded] for some in both]
+        if compiled[0] and compiled[1]:
+            keys = [{p.key for p in some} for some in compiled]
+            return bool(keys[0] & keys[1]) or _became_the_same(own, other)
+        devices = [{p.devices for p in some} for some in both]
+        if devices[0] and devices[1] and not devices[0] & devices[1]:
+            return False
         # The compiler cuts loops by the number of cores: then only the collectives are compared.
         cores = {len(self._peers[p].cpus) for p in (self._process, peer)}
         which = "whole" if len(cores) == 1 else "collectives"
@@ -84,7 +89,7 @@ class Comparison:
     def difference(self, execution: int, peer: int, theirs: int) -> Difference | None:
         """In what the programs of two executions differ, which `same` has found to differ.
 
-        None where a program was not compiled here, but loaded as an executable.
+        None where it is not known what a process runs.
         """
         found: dict[int, Program] = {}
         end = time.monotonic() + _OTHERS_SECONDS
