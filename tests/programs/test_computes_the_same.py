@@ -141,7 +141,7 @@ BUGS = [
     "jitted.Functions.launched_by",
     "launches.Record._add",
     "launches.Record._of_executable",
-    "launches.Record.loaded",
+    "compilations._described_executable",
     "launches.Record.begin",
     "launches.Record.end",
     "launches.Record.look",
