@@ -5,13 +5,17 @@
     python benchmarks/linalg.py --routines qr gels --sizes 4096 65536x256
     python benchmarks/linalg.py --gpu          # on a machine with a GPU: beside cuSOLVER, same card
 
+On a GPU, jax.numpy on one device is cuSOLVER, and where jaxmg is installed (`pip install
+'jaxmg[cuda13]'`, one process with one GPU) it is measured too, with tiles of 256.
+
 ScaLAPACK is Debian's (libscalapack-openmpi-dev with libopenblas0-pthread; with Debian's plain BLAS
 it is ten times as slow); its driver, scalapack.c, is compiled here, and the best of several block
 sizes and grids counts. Every matrix is diagonally dominant for the positive
 definite routines, and random for the others. The first call is compilation and is told apart; the
 seconds are the least of the rest. Memory is the peak of what process 0 has in memory (VmHWM) over
-what it had before the matrix was made, as a multiple of its share of operands and results. Every
-process uses one thread of OpenBLAS and is held to its share of the cores (`--bind cores`), as
+what it had before the matrix was made, as a multiple of its share of operands and results; on a
+GPU it is the peak of device memory (JAX's memory_stats) over all calls. Every process uses one
+thread of OpenBLAS and is held to its share of the cores (`--bind cores`), as
 mpirun does it unasked, except that of jax.scipy alone, which uses them all.
 """
 
@@ -28,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +51,9 @@ ROUTINES = (
 )
 DOMINANT = ("posv", "potri")
 WITH_B = ("posv", "gesv", "gels")
+NOT_OF_JAXMG = ("potri", "sygvx")
+TILE = 256
+"""The tile of jaxmg. Source: its example of potrs."""
 PEAKS = 2
 """Further calls of which the memory is measured. What was free is given back to the system before
 each, which costs time: ScaLAPACK's driver keeps its memory from one call to the next."""
@@ -69,14 +77,16 @@ def _matrix(m: int, n: int, dtype: Any, routine: str, sharding: Any) -> Any:
     return jax.jit(make, out_shardings=sharding)()
 
 
-def _calls(routine: str, distributed: bool) -> Callable[..., Any]:
+def _calls(routine: str, by: str) -> Callable[..., Any]:
     import jax
     import jax.numpy as jnp
     import jax.scipy.linalg
 
     import lockstep.linalg as la
 
-    if distributed:
+    if by == "jaxmg":
+        return _of_jaxmg(routine)
+    if by == "lockstep":
         ours = {
             "posv": lambda a, b: la.potrs(a, b, donate=True),
             "potri": lambda a, b: la.potri(a),
@@ -106,6 +116,22 @@ def _calls(routine: str, distributed: bool) -> Callable[..., Any]:
     return jax.jit(alone[routine])
 
 
+def _of_jaxmg(routine: str) -> Callable[..., Any]:
+    """Its calls, which donate their operands: b is used again."""
+    import jaxmg
+
+    return {
+        "posv": lambda a, b: jaxmg.potrs(a, b.copy(), TILE),
+        "gesv": lambda a, b: jaxmg.lu_solve(a, b.copy(), TILE),
+        "syevd": lambda a, b: jaxmg.syevd(a, TILE),
+        "qr": lambda a, b: jaxmg.qr(a, TILE),
+        "gels": lambda a, b: jaxmg.least_squares(a, b.copy(), TILE),
+        "gesvd": lambda a, b: jaxmg.gesvd(a, TILE),
+        "gesvd_values": lambda a, b: jaxmg.gesvd(a, TILE, compute_u=False, compute_vh=False),
+        "polar": lambda a, b: jaxmg.polar(a, TILE),
+    }[routine]
+
+
 def _generalized_alone(a: Any, b: Any) -> Any:
     import jax.numpy as jnp
     from jax.scipy.linalg import solve_triangular
@@ -133,7 +159,7 @@ def worker(options: argparse.Namespace) -> None:
     from jax.sharding import AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    distributed = not options.alone
+    distributed = options.by != "jax"
     if distributed and "LOCKSTEP_NUM_PROCESSES" in os.environ:
         lockstep.initialize()
     jax.config.update("jax_enable_x64", options.dtype == "float64")
@@ -146,8 +172,8 @@ def worker(options: argparse.Namespace) -> None:
             b = _matrix(n, n, options.dtype, "posv", rows)
         else:
             b = jax.device_put(np.ones((m, rhs), options.dtype), NamedSharding(mesh, P()))
-        call, seconds, peaks = _calls(routine, distributed), [], []
-        for repeat in range(options.repeats + 1 + PEAKS * distributed):
+        call, seconds, peaks = _calls(routine, options.by), [], []
+        for repeat in range(options.repeats + 1 + PEAKS * (distributed or options.gpu)):
             measured = repeat > options.repeats
             free = _resident() if measured else 0
             a = _matrix(m, n, options.dtype, routine, rows)
@@ -160,7 +186,8 @@ def worker(options: argparse.Namespace) -> None:
                 arrays = [*jax.tree.leaves(found), b]
                 share = sum(_bytes_here(x) for x in arrays)
                 share += len(jax.local_devices()) * m * n // len(devices) * b.dtype.itemsize
-                peaks.append((_resident("VmHWM") - free) / share if reset else float("nan"))
+                used = _device_peak() or (_resident("VmHWM") - free if reset else float("nan"))
+                peaks.append(used / share)
                 del arrays
             del a, found
         if jax.process_index() == 0:
@@ -176,6 +203,14 @@ def _resident(what: str = "VmRSS") -> int:
         ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def _device_peak() -> int:
+    """The most bytes that this process has had on its GPUs; 0 on CPUs."""
+    import jax
+
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return sum(one.get("peak_bytes_in_use", 0) for one in stats)
 
 
 def _reset_peak() -> bool:
@@ -200,7 +235,7 @@ def _run(command: list[str], env: dict[str, str]) -> str:
 
 
 def measure(
-    options: argparse.Namespace, routine: str, size: tuple[int, int], distributed: bool
+    options: argparse.Namespace, routine: str, size: tuple[int, int], by: str
 ) -> list[dict]:
     """One launch; a result for each number of right-hand sides."""
     arguments = [
@@ -212,10 +247,9 @@ def measure(
         "--rhs",
         *widths(options, routine),
     ]
-    arguments += ["--dtype", options.dtype, "--repeats", str(options.repeats)]
-    if not distributed:
-        out = _run([sys.executable, *arguments, "--alone"], {})
-    elif options.gpu:
+    arguments += ["--gpu"] if options.gpu else []
+    arguments += ["--dtype", options.dtype, "--repeats", str(options.repeats), "--by", by]
+    if by != "lockstep" or options.gpu:
         out = _run([sys.executable, *arguments], {})
     else:
         sizes = ["-n", str(options.processes), "-d", str(options.devices)]
@@ -289,17 +323,21 @@ class ScaLAPACK:
 def compare(
     options: argparse.Namespace, routine: str, size: tuple[int, int], peer: ScaLAPACK
 ) -> list[dict]:
-    """Ours, ScaLAPACK's and one process's in turn, ``rounds`` times: the least of each."""
+    """Ours, the peer's and one process's in turn, ``rounds`` times: the least of each."""
     rows: list[dict] = []
+    jaxmg = options.gpu and routine not in NOT_OF_JAXMG and find_spec("jaxmg")
     for _ in range(options.rounds):
-        ours, one = measure(options, routine, size, True), measure(options, routine, size, False)
-        for k, (mine, alone) in enumerate(zip(ours, one, strict=True)):
-            theirs = None if options.gpu else peer.seconds(routine, size, str(mine["rhs"]))
-            now = {**mine, "routine": routine, "m": size[0], "n": size[1]}
-            now |= {"one": alone["seconds"], "scalapack": theirs}
+        ours, one = (measure(options, routine, size, by) for by in ("lockstep", "jax"))
+        peers = measure(options, routine, size, "jaxmg") if jaxmg else [None] * len(ours)
+        for k, (mine, alone, theirs) in enumerate(zip(ours, one, peers, strict=True)):
+            now = {**mine, "routine": routine, "m": size[0], "n": size[1], "one": alone["seconds"]}
+            if options.gpu:
+                now |= {"one_peak": alone["peak"], "jaxmg": theirs and theirs["seconds"]}
+            else:
+                now["scalapack"] = peer.seconds(routine, size, str(mine["rhs"]))
             if k == len(rows):
                 rows.append(now)
-            for key in ("seconds", "one", "scalapack"):
+            for key in {"seconds", "one", "jaxmg", "scalapack"} & now.keys():
                 if now[key] is not None:
                     rows[k][key] = min(rows[k][key], now[key])
     return rows
@@ -320,12 +358,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write what was measured into this file")
     parser.add_argument("--gpu", action="store_true", help="all GPUs of this process, beside one")
     parser.add_argument("--worker", choices=ROUTINES, help=argparse.SUPPRESS)
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--by", choices=("lockstep", "jax", "jaxmg"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
         return
-    heads = ("ours s", "first s", "peak/share", "/ScaLAPACK", "/one")
+    heads = ("ours s", "first s", "peak/share", "/jaxmg" if options.gpu else "/ScaLAPACK", "/one")
     print(f"{'routine':12}{'n':>10}{'rhs':>4}" + "".join(f"{head:>12}" for head in heads))
     rows: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -341,7 +379,7 @@ def main() -> None:
 
 def as_line(row: dict) -> str:
     """One line of the table: ratios above 1 say that we are faster."""
-    ours, peer = row["seconds"], row["scalapack"]
+    ours, peer = row["seconds"], row.get("jaxmg", row.get("scalapack"))
     m, n = row["m"], row["n"]
     size = str(n) if m == n else f"{m}x{n}"
     against = "-" if peer is None else f"{peer / ours:.2f}"

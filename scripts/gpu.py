@@ -6,8 +6,8 @@
 Two processes share the GPU over NCCL (``lockstep run --platform cuda --oversubscribe``). The parts:
 ``lockstep doctor``, the main job, what the recorder and ``lockstep report`` show of NCCL, what
 recording costs, NCCL's own RAS port, what the watch makes of it under a profiler plug-in of the
-user's, ``lockstep bench --platform cuda``, faults of the fault suite, low precision, and
-`lockstep.linalg` beside cuSOLVER. Each part has a limit of its own, ends without a result where
+user's, ``lockstep bench --platform cuda``, low precision, `lockstep.linalg` over two processes, the
+same beside cuSOLVER, and faults of the fault suite. Each part has a limit of its own, ends without a result where
 less than that is left of the nine minutes, and writes what it has found into
 ``benchmarks/results/gpu.json``, with the card and the date; the documentation shows that file. It
 needs lockstep, jax with its CUDA plug-in, and no network.
@@ -297,6 +297,13 @@ def low_precision() -> dict[str, Any]:
     return {"status": done["status"], "checked": said(done["output"])}
 
 
+def solvers() -> dict[str, Any]:
+    """Each family of `lockstep.linalg` on two processes: whether it is right."""
+    done = run([str(PROGRAMS), "solvers"], limit=150)
+    failed = {} if done["status"] == 0 else {"said": words(done["output"])}
+    return {"status": done["status"], "right": said(done["output"]), **failed}
+
+
 def linalg() -> dict[str, Any]:
     """`lockstep.linalg` on the card beside cuSOLVER: right, and how fast."""
     found: dict[str, Any] = {}
@@ -331,10 +338,11 @@ PARTS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
     "cost": (cost, 40),
     "ras": (ras, 30),
     "ras joined": (ras_joined, 80),
-    "bench": (bench, 60),
+    "bench": (bench, 50),
     "low precision": (low_precision, 20),
+    "solvers": (solvers, 90),
+    "linalg": (linalg, 80),
     "faults": (faults, 220),
-    "linalg": (linalg, 90),
 }
 """Each part with the seconds that it may take, where all before it have not taken more."""
 

@@ -189,6 +189,54 @@ def linalg() -> None:
     told("syevd", symmetric @ vectors - vectors * values, symmetric)
 
 
+def solvers() -> None:
+    """Relative residuals of each family of `lockstep.linalg` over the job's processes.
+
+    Each in units of the precision times n: a backward stable routine stays near 1.
+    """
+    import lockstep.linalg as la
+
+    jax.config.update("jax_enable_x64", True)
+    n, k = 256, 96
+    rng = np.random.default_rng(0)
+    general = rng.normal(size=(n, n))
+    a, tall = rows(general), rows(rng.normal(size=(2 * n, k)))
+    spd, low = rows(general @ general.T + n * np.eye(n)), rows(general + general.T)
+    b, many = rows(rng.normal(size=(n, 8))), rows(rng.normal(size=(2 * n, 3)))
+    unit = n * float(np.finfo(np.float64).eps)
+
+    def told(name: str, residual: Callable[..., Any], *arrays: Any) -> None:
+        def relative(*x: Any) -> Any:
+            error, scale = residual(*x)
+            return jnp.linalg.norm(error) / jnp.linalg.norm(scale) / unit
+
+        ratio = float(jax.jit(relative, out_shardings=NamedSharding(mesh(), P()))(*arrays))
+        if jax.process_index() == 0:
+            say(routine=name, n=n, ratio=round(ratio, 4))
+
+    def solved(x: Any, y: Any, z: Any) -> Any:
+        return x @ y - z, jnp.linalg.norm(x) * jnp.linalg.norm(y)
+
+    told("potrs", solved, spd, la.potrs(spd, b), b)
+    told("solve", solved, a, la.solve(a, b), b)
+    told(
+        "inv",
+        lambda x, y: (x @ y - jnp.eye(n), jnp.linalg.norm(x) * jnp.linalg.norm(y)),
+        a,
+        la.inv(a),
+    )
+    told("qr", lambda x, q, r: (q @ r - x, x), a, *la.qr(a))
+    told("qr, tall: orthogonal", lambda q: (q.T @ q - jnp.eye(k), jnp.eye(k)), la.qr(tall)[0])
+    x = la.lstsq(tall, many)[0]
+    told("lstsq", lambda m, y, z: (m.T @ (m @ y - z), jnp.linalg.norm(m) ** 2), tall, x, many)
+    told("svd", lambda m, u, s, v: ((u * s) @ v - m, m), a, *la.svd(a, False))
+    told("polar", lambda m, u, h: (u @ h - m, m), a, *la.polar(a))
+    values, vectors = la.eigh(low)
+    told("eigh", lambda m, w, v: (m @ v - v * w, m), low, values, vectors)
+    values, vectors = la.eigh(low, spd)
+    told("eigh(a, b)", lambda m, o, w, v: (m @ v - o @ v * w, m), low, spd, values, vectors)
+
+
 if __name__ == "__main__":
     NAME = sys.argv[1]
     if NAME != "linalg":
