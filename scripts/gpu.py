@@ -7,8 +7,8 @@ Two processes share the GPU over NCCL (``lockstep run --platform cuda --oversubs
 ``lockstep doctor``, the main job, what the recorder and ``lockstep report`` show of NCCL, what
 recording costs, NCCL's own RAS port, what the watch makes of it under a profiler plug-in of the
 user's, ``lockstep bench --platform cuda``, low precision, `lockstep.linalg` over two processes, the
-same beside cuSOLVER, and faults of the fault suite. Each part has a limit of its own, ends without a result where
-less than that is left of the nine minutes, and writes what it has found into
+same beside cuSOLVER, and faults of the fault suite. Each part has a limit of its own, ends without
+a result where less than that is left of the nine minutes, and writes what it has found into
 ``benchmarks/results/gpu.json``, with the card and the date; the documentation shows that file. It
 needs lockstep, jax with its CUDA plug-in, and no network.
 """

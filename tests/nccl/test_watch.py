@@ -93,7 +93,11 @@ def test_a_process_that_is_gone_is_named(leave: str, words: str) -> None:
     assert words in result.said_by_launcher, result
 
 
-STUCK = """
+def compiling(loop: str, before: str = "pass") -> str:
+    """The program of a job that compiles: ``loop`` stands in the place of XLA's compiler for GPUs,
+    which waits for the other processes. ``before`` is done first, outside of it."""
+    source = f"import hashlib, time\nstarted = time.monotonic()\ndef work():\n    {loop}"
+    return f"""
 import jax._src.compiler, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from lockstep.programs import compilations
@@ -101,25 +105,47 @@ from lockstep.programs import compilations
 mesh = jax.make_mesh((count,), ("x",), (AxisType.Auto,))
 rows = NamedSharding(mesh, P("x"))
 x = jax.make_array_from_callback((count, 4), rows, lambda at: np.ones((1, 4), "float32"))
-spec = {"mesh": mesh, "in_specs": P("x"), "out_specs": P()}
+spec = {{"mesh": mesh, "in_specs": P("x"), "out_specs": P()}}
 step = lambda v: jax.lax.psum(v * (2 + me), "x")
 module = jax.jit(jax.shard_map(step, **spec)).lower(x).compiler_ir("stablehlo")
-# In the place of XLA's compiler for GPUs, which waits for the other processes.
-source = "import time\\ndef work():\\n    while True:\\n        time.sleep(100)"
-names = {}
-exec(compile(source, jax._src.compiler.__file__, "exec"), names)
+names = {{}}
+exec(compile({source!r}, jax._src.compiler.__file__, "exec"), names)
+{before}
 compilations._note(module, jax.devices(), names["work"])
+print("done")
 """
+
+
+WAIT = "while True: time.sleep(100)"
+# As XLA's compiler it works in native code, without Python's lock.
+WORK = "while time.monotonic() < started + 14: hashlib.pbkdf2_hmac('sha256', b'', b'', 1 << 20)"
 
 
 @pytest.mark.full
 def test_processes_that_compile_different_programs_all_raise() -> None:
-    result = run(STUCK)
+    result = run(compiling(WAIT))
     assert "runs another program than process" in result.said_by_launcher, result
     # jax 0.12 prints such a number without a point.
     assert re.search(
         r"a constant is 3(\.0)? on process 1, 2(\.0)? on process 0", result.said_by_launcher
     ), result
+
+
+@pytest.mark.full
+def test_one_that_waits_alone_in_the_compiler_ends_the_job_with_the_line_of_the_other() -> None:
+    alone = compiling(WAIT, "time.sleep(100 * me)  # LATE")
+    said = run(alone).said_by_launcher
+    assert "a compilation has waited " in said
+    assert " (--collective-timeout). process 0 compiles _lambda" in said
+    line = next(n for n, text in enumerate((HEAD + alone).splitlines(), 1) if "LATE" in text)
+    assert f"process 1 is at program.py:{line}" in said
+
+
+@pytest.mark.full
+def test_a_process_that_compiles_for_longer_than_the_limit_is_healthy() -> None:
+    result = run(compiling(WORK, "time.sleep(16 * me)"), status=0)
+    assert result.by_process == {0: ["done"], 1: ["done"]}
+    assert "process 0 has been compiling" in result.stderr
 
 
 @pytest.mark.full

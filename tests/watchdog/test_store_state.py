@@ -34,6 +34,7 @@ def of(
     inside: str = "",
     compiles: Program | None = None,
     ended: bool = False,
+    idle: float = 0.0,
 ) -> ProcessState:
     own = tuple(e._replace(rank=index) for e in entries)
     members = tuple(index if rank == index else -1 for rank in range(count))
@@ -49,7 +50,9 @@ def of(
     )
     callers = {9: (Caller("/a/train.py", 3, "step", "1-5"),)}
     place = f"train.py:{40 + index}"
-    return ProcessState(index, record, callers, "File ...", place, inside, 31.0, compiles)
+    return ProcessState(
+        index, record, callers, "File ...", place, inside, 31.0, compiles, idle=idle
+    )
 
 
 def test_a_state_is_the_same_after_its_way_through_the_store() -> None:
@@ -129,7 +132,7 @@ def program(scale: float = 2.0, name: str = "step", size: int = 8) -> Program:
 
 def test_programs_that_differ_are_told_by_what_differs() -> None:
     states = [of(k, inside="compile", compiles=program(2.0 + k)) for k in range(2)]
-    text, for_all = state.stands_in_jax(states, 0)
+    text, for_all = state.stands_in_jax(states, 0, range(2), 0)
     assert for_all
     assert text.startswith(
         "process 1 runs another program than process 0: in step (train.py:41) a constant is 3.0 on "
@@ -140,15 +143,33 @@ def test_programs_that_differ_are_told_by_what_differs() -> None:
 
 def test_the_same_program_everywhere_is_no_news() -> None:
     states = [of(k, inside="compile", compiles=program()) for k in range(2)]
-    assert state.stands_in_jax(states, 0) == ("", False)
+    assert state.stands_in_jax(states, 0, range(2), 0) == ("", False)
 
 
 def test_one_that_compiles_alone_hears_where_the_others_are() -> None:
     states = [of(0, inside="compile", compiles=program()), of(1)]
-    text, for_all = state.stands_in_jax(states, 0)
+    text, for_all = state.stands_in_jax(states, 0, range(2), 0)
     assert not for_all
     assert "process 0 has been compiling step (train.py:41) for 31 s (train.py:40)" in text
     assert text.endswith("process 1 is at train.py:41.")
+
+
+def test_one_that_waits_in_the_compiler_longer_than_the_limit_fails_all() -> None:
+    step = program()
+    idle = of(0, inside="compile", compiles=step, idle=40.0)
+    busy = of(0, inside="compile", compiles=step, idle=2.0)
+    text, for_all = state.stands_in_jax([idle, of(1)], 0, range(2), 30.0)
+    assert for_all
+    assert text == (
+        "a compilation has waited 31 s (--collective-timeout). process 0 compiles step "
+        "(train.py:41), which XLA does on GPUs on all processes of a program together; process 1 "
+        "is at train.py:41"
+    )
+    assert not state.stands_in_jax([busy, of(1)], 0, range(2), 30.0)[1], "it compiles"
+    assert not state.stands_in_jax([idle, of(1)], 0, range(2), 0)[1], "no limit is set"
+    assert state.stands_in_jax(
+        [idle, of(1), of(2, inside="compile", compiles=step)], 0, (0, 2), 30.0
+    ) == ("", False)
 
 
 def test_programs_that_differ_in_their_names_are_told_by_these() -> None:

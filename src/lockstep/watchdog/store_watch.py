@@ -36,6 +36,7 @@ from lockstep.watchdog import ending, library_counts, main_thread, own_waits, sh
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
 from lockstep.watchdog.library_counts import Lag, LibraryCounts
+from lockstep.watchdog.still_thread import StillThread
 from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
 from lockstep.watchdog.store_state import Missing, ProcessState
 
@@ -71,6 +72,13 @@ class Source:
         return bool(self.owner)
 
 
+def _processes(program: Program | None, count: int) -> set[int]:
+    """The processes of a program; of None, all."""
+    devices = program.devices if program else ()
+    owners = {d.id: d.process_index for d in _jax_compat.all_devices()} if devices else {}
+    return {owners[device] for device in devices} or set(range(count))
+
+
 class Watch(threading.Thread):
     """Watches one process until it ends."""
 
@@ -98,10 +106,7 @@ class Watch(threading.Thread):
         """The last proof of a fault, and how far all processes had come."""
         self._warned = False
         self._has_warned_of_programs = False
-        self._position: Any = None
-        self._there_since = time.monotonic()
-        self._looked = 0.0
-        """The last limit after which the others were asked where the main thread stands still."""
+        self._main = StillThread(time.monotonic())
 
     def run(self) -> None:
         self._questions.publish_place()
@@ -182,27 +187,21 @@ class Watch(threading.Thread):
 
     def _look_at_main_thread(self, now: float) -> None:
         """Asks the others where the thread has stood still in JAX, in no collective."""
-        frame, config = main_thread.frame(), _config.current()
-        # A new frame may have the address of an old one, so what the process has done counts too.
-        compiled = compilations.current()
-        position = (id(frame), frame.f_lasti if frame else 0, compiled, self._progress)
-        if position != self._position:
-            self._position, self._there_since, self._looked = position, now, 0.0
-        for limit in (config.stall_warning, config.collective_timeout):
-            if (
-                limit
-                and self._looked < limit <= now - self._there_since
-                and main_thread.inside(frame)
-            ):
-                self._looked = limit
-                if not state.waits(self._source.read(None)):
-                    self._tell_of_jax(is_late=limit == config.collective_timeout)
+        config = _config.current()
+        self._main.look(now, (compilations.current(), self._progress))
+        for limit, is_late in self._main.reached(
+            now, config.stall_warning, config.collective_timeout
+        ):
+            if not state.waits(self._source.read(None)):
+                self._tell_of_jax(limit if is_late else 0.0)
 
-    def _tell_of_jax(self, is_late: bool) -> None:
+    def _tell_of_jax(self, limit: float) -> None:
         states = self._states(self._over)
         ordered = [states.get(index) for index in range(self._count)]
-        text, is_proof = state.stands_in_jax(ordered, self._own.process)
-        if text and is_proof and is_late:
+        own = states.get(self._own.process)
+        among = _processes(own.compiles if own else None, self._count)
+        text, is_proof = state.stands_in_jax(ordered, self._own.process, among, limit)
+        if text and is_proof and limit:
             self._publish(f"lockstep: {text}")
         elif text and (not is_proof or min(states) == self._own.process):
             ending.say(f"lockstep: {text}")
@@ -240,7 +239,7 @@ class Watch(threading.Thread):
         sites = {entry.site for ring in record.rings for entry in ring.entries}
         callers = {site: lines for site, lines in frames.known().items() if site in sites}
         frame = main_thread.frame()
-        still = time.monotonic() - self._there_since
+        now = time.monotonic()
         return ProcessState(
             self._own.process,
             record,
@@ -248,11 +247,12 @@ class Watch(threading.Thread):
             main_thread.stack(frame),
             main_thread.place(frame),
             main_thread.inside(frame),
-            still,
+            self._main.still(now),
             compiled[1] if compiled else None,
             self._source.programs(),
-            time.monotonic() - compiled[0] if compiled else 0.0,
+            now - compiled[0] if compiled else 0.0,
             own_waits.exit_of_program(),
+            self._main.idle(now),
         )
 
     def _states(self, over: threading.Event) -> dict[int, ProcessState]:

@@ -1,0 +1,58 @@
+"""How long the main thread of this process has stood still, by looks about once a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from lockstep.watchdog import main_thread
+
+_SHARE = 0.2
+"""Processor time below this share of one core is none: NCCL's threads, JAX's client and the watch
+take a few percent while a process waits."""
+
+
+class StillThread:
+    """Stands still means: the same Python instruction, and nothing that the process has done."""
+
+    def __init__(self, now: float) -> None:
+        self._position: Any = None
+        self._since = self._looked = self._busy = now
+        self._used = time.process_time()
+        self._told: set[int] = set()
+        self.inside = ""
+        """The function of JAX in which it stood at the last look; "": in none."""
+
+    def look(self, now: float, done: Any) -> None:
+        """``done`` is what the process has done: a new frame may have the address of an old one."""
+        frame = main_thread.frame()
+        self.inside = main_thread.inside(frame)
+        position = (id(frame), frame.f_lasti if frame else 0, done)
+        if position != self._position:
+            self._position, self._since, self._told = position, now, set()
+        used = time.process_time()
+        if used - self._used > _SHARE * (now - self._looked):
+            self._busy = now
+        self._looked, self._used = now, used
+
+    def still(self, now: float) -> float:
+        """For how many seconds it has been there."""
+        return now - self._since
+
+    def idle(self, now: float) -> float:
+        """For how many seconds the process has used next to no processor time."""
+        return now - self._busy
+
+    def reached(self, now: float, warning: float, timeout: float) -> Iterator[tuple[float, bool]]:
+        """The limits that are reached now, each once in a place, and whether it is the timeout.
+
+        The timeout comes twice: by the clock, and when it has been idle for so long.
+        """
+        still = self.still(now)
+        waited = min(still, self.idle(now))
+        limits = ((warning, still), (timeout, still), (timeout, waited))
+        for number, (limit, seconds) in enumerate(limits):
+            if limit and seconds >= limit and number not in self._told and self.inside:
+                self._told.add(number)
+                yield limit, number > 0
