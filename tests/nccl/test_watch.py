@@ -83,7 +83,10 @@ wait()
 @pytest.mark.parametrize(
     ("leave", "words"),
     [
-        ("sys.exit(0)", "ended after 3 collectives; processes 0, 2 wait"),
+        (
+            "sys.exit(0)",
+            "ended by sys.exit() at program.py:24 after 3 collectives; processes 0, 2 wait",
+        ),
         full("os._exit(0)", "is gone: it has ended", id="hard"),
         full("os.kill(os.getpid(), signal.SIGSTOP)", "has not arrived yet", id="stopped"),
     ],
