@@ -25,6 +25,8 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import lockstep
+
 FEATURES = 64
 BATCH = 512
 SAVE_EVERY = 5
@@ -78,6 +80,7 @@ def main() -> None:
             state = manager.restore(latest, args=ocp.args.StandardRestore(like))
             first = latest + 1
             print(f"going on from the checkpoint of step {latest}", flush=True)
+            lockstep.continues_from(latest)  # the account of the restarts has it
         loss = None
         for step in range(first, options.steps):
             if step == options.kill_at and first == 0 and jax.process_index() == 1:

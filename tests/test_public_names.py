@@ -26,6 +26,7 @@ PUBLIC = {
     "barrier",
     "broadcast",
     "check_replicas",
+    "continues_from",
     "gather",
     "initialize",
     "inspect",

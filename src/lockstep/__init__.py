@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lockstep.pool.pool import Pool, spawn
     from lockstep.sync.barrier import assert_same, barrier
     from lockstep.sync.check_replicas import check_replicas
+    from lockstep.sync.continues_from import continues_from
     from lockstep.sync.only_on import only_on
     from lockstep.sync.should_stop import should_stop
 
@@ -63,6 +64,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "check_replicas",
+    "continues_from",
     "data",
     "gather",
     "initialize",
@@ -82,6 +84,7 @@ _LAZY_MODULES = {
     "barrier": "lockstep.sync.barrier",
     "broadcast": "lockstep.data._scatter",
     "check_replicas": "lockstep.sync.check_replicas",
+    "continues_from": "lockstep.sync.continues_from",
     "gather": "lockstep.data._gather",
     "initialize": "lockstep.bootstrap.initialize",
     "inspect": "lockstep.inspection.compiled",

@@ -22,6 +22,7 @@ RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to 
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
 RUN_DIR/attempt_0/process_1/asks            exists if it has called `lockstep.should_stop`
 RUN_DIR/attempt_0/process_1/stops           exists once that has returned true
+RUN_DIR/attempt_1/process_0/continues_from  the step of the checkpoint that attempt 1 has restored
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or agent saw it
 RUN_DIR/attempt_0/process_1/room            is removed where the disk is full, for what is above
 RUN_DIR/attempt_0/process_1/stays           exists while its agent waits for the end of the others
@@ -94,6 +95,7 @@ ASKS = "asks"
 STOPS = "stops"
 NOTES = (ALONE, JOINED, ASKS, STOPS)
 """Empty files by which a process tells its launcher how it has used JAX."""
+CONTINUES_FROM = "continues_from"
 TRACEBACK = "traceback_"
 _MAX_TRACEBACK = 1 << 18
 _MAX_SUMMARY = 1 << 16
@@ -296,6 +298,22 @@ def none_joined(attempt: Path) -> bool:
     Raises OSError where the folder cannot be read.
     """
     return any(attempt.glob(f"process_*/{ALONE}")) and not any(attempt.glob(f"process_*/{JOINED}"))
+
+
+def write_continues_from(folder: Path, step: int) -> None:
+    """Notes the step of the checkpoint that a process has restored, if it can."""
+    unfinished = folder / f"{CONTINUES_FROM}.new"
+    with contextlib.suppress(OSError):
+        unfinished.write_text(str(step))
+        unfinished.replace(folder / CONTINUES_FROM)
+
+
+def read_continues_from(attempt: Path) -> int | None:
+    """The step from which an attempt went on; None: its program has not told."""
+    try:
+        return int((attempt / "process_0" / CONTINUES_FROM).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def write_lost(attempt: Path, processes: Sequence[int]) -> None:

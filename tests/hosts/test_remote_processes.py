@@ -42,7 +42,8 @@ LATE = (
             time.sleep(0.2 * attempt)
             body = zlib.compress(text)
             if message.kind == "sweep":
-                channel.send("swept", attempt=attempt, killed=8 - attempt, notes=[])
+                left = {"killed": 8 - attempt, "notes": [], "continues_from": None}
+                channel.send("swept", attempt=attempt, **left)
             if message.kind == "collect":
                 channel.send("file", body, attempt=attempt, process=0, name="stacks.txt")
                 number = message.head["number"]

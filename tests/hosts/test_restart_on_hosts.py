@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -50,13 +51,17 @@ def test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts(tmp_path: Path
     """The host that is lost is that of process 0 and of JAX's coordination service."""
     with ssh_hosts(tmp_path, "abc") as hosts:
         options = ["--ssh", hosts.ssh(), "--hosts", "a:2,b,c", "--chdir", str(tmp_path)]
-        options += ["--max-restarts", "1", "--min-hosts", "2"]
+        options += ["--max-restarts", "1", "--min-hosts", "2", "--log-dir", str(tmp_path / "logs")]
         program = [str(EXAMPLE), "--folder", str(tmp_path / "checkpoints"), "--steps", "400"]
         after, said = lose_while_it_trains(hosts, "a", "c", [*options, *program])
         assert "on a failed first: its host was lost: no answer from a" in said
         assert re.search(r"going on with 2 hosts, 2 processes, without\n +a +problem +ssh", said)
         [step] = set(re.findall(r"going on from the checkpoint of step (\d+)", after))
         assert int(step) >= 10
+        [account] = (tmp_path / "logs").glob("run_*/restarts.json")  # process 0 is on another host
+        [restart] = json.loads(account.read_text())["restarts"]
+        assert restart["continues_from"] == int(step)
+        assert f"attempt 1 continues from step {step}\n" in said
         assert f"step {int(step) + 1}: loss" in after.partition("going on from")[2]
         assert len(re.findall(r"^\[[01]@[bc]\] weights: \w+$", after, re.MULTILINE)) == 2
         assert_nothing_runs(hosts)

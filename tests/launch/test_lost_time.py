@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from lockstep.launch import lost_time
@@ -50,6 +51,7 @@ def test_json_has_each_restart_and_the_sums() -> None:
         "ended": 0.75,
         "prepared": 0.25,
         "hosts": None,
+        "continues_from": None,
     }
 
 
@@ -68,6 +70,23 @@ def test_a_run_accounts_for_its_restarts(tmp_path: Path) -> None:
     parts = [each[part] for each in found["restarts"] for part in ("noticed", "ended", "prepared")]
     assert found["seconds"] > found["lost_seconds"] > 0
     assert abs(sum(parts) - found["lost_seconds"]) < 0.01
+
+
+CONTINUES = """
+import os, sys, lockstep
+attempt = int(os.environ["LOCKSTEP_ATTEMPT"])
+lockstep.continues_from(5 * attempt)
+sys.exit(attempt < 2)
+"""
+
+
+def test_the_account_has_the_step_that_the_program_has_restored(tmp_path: Path) -> None:
+    options = ["-n", "2", "--max-restarts", "3", "--log-dir", str(tmp_path)]
+    said = run_lockstep(options, CONTINUES, timeout=60, forked=True).stderr
+    assert re.findall(r"attempt (\d) continues from step (\d+)", said) == [("1", "5"), ("2", "10")]
+    [path] = tmp_path.glob("run_*/restarts.json")
+    found = json.loads(path.read_text())
+    assert [each["continues_from"] for each in found["restarts"]] == [5, 10]
 
 
 def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:

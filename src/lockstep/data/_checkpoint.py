@@ -12,6 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from lockstep._errors import DataError
+from lockstep.sync.continues_from import continues_from
 
 
 class CheckpointHandler(grain.checkpoint.CheckpointHandler):
@@ -28,6 +29,8 @@ class CheckpointHandler(grain.checkpoint.CheckpointHandler):
         own = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
         state = json.loads((own if own.exists() else _first(directory)).read_text())
         item.set_state(state)
+        if directory.parent.name.isdecimal():  # the step's, as `CheckpointManager` names it
+            continues_from(int(directory.parent.name))
         return item
 
 
@@ -63,6 +66,8 @@ class CheckpointRestore(ocp.args.CheckpointArgs):
     with any batch size: no row is lost, and none comes twice. A source of local rows goes on
     exactly, on as many processes as before; with another number it is a `DataError`, because the
     program has divided the rows, and nothing else knows how.
+
+    After a restart it reports the step (`continues_from`), where the checkpoint's folder has it.
 
     Args:
       item: an iterator that `batches` has returned, with the same source.

@@ -256,7 +256,7 @@ class HostAgent:
         """Nothing was started, so there is nothing to end and nothing to send."""
         attempt = message.head.get("attempt")
         if message.kind == "sweep":
-            self.send("swept", attempt=attempt, killed=0, notes=[])
+            self.send("swept", attempt=attempt, killed=0, notes=[], continues_from=None)
         elif message.kind == "collect":
             self.send("collected", attempt=attempt, number=message.head["number"])
 

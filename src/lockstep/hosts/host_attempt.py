@@ -309,7 +309,12 @@ class HostAttempt:
         process_tree.end_all(spared)
         self._sweep_until = None
         self.runs = False
-        self._send("swept", killed=len(left), notes=host_records.notes(self._job))
+        self._send(
+            "swept",
+            killed=len(left),
+            notes=host_records.notes(self._job),
+            continues_from=host_records.continues_from(self._job),
+        )
 
     @property
     def longest_turn(self) -> float:

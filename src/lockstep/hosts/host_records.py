@@ -104,6 +104,11 @@ def notes(job: LaunchSpec) -> list[tuple[int, str]]:
     return found
 
 
+def continues_from(job: LaunchSpec) -> int | None:
+    """The step that process 0 has told, if it runs on this host."""
+    return _run_files.read_continues_from(_run_files.attempt_dir(job.run_dir, job.config.attempt))
+
+
 def store(run_dir: Path, attempt: int, head: Mapping[str, Any], body: bytes) -> None:
     """Writes a file that another host has sent; the launcher's side of `send`.
 

@@ -261,6 +261,8 @@ class RemoteProcesses:
             if name in _run_files.NOTES:
                 with contextlib.suppress(OSError):
                     (self._folder(int(process_id)) / name).touch()
+        if (step := message.head["continues_from"]) is not None:
+            _run_files.write_continues_from(self._folder(0), int(step))
 
     def _wait(self, has_answered: Callable[[Connection], bool], seconds: float) -> None:
         end = time.monotonic() + seconds

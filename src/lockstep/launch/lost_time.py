@@ -36,6 +36,8 @@ class Restart:
     prepared: float
     hosts: HostChanges | None = None
     """None: the job runs on one host."""
+    continues_from: int | None = None
+    """The step of the checkpoint that the next attempt has restored, if its program has told."""
 
     @property
     def seconds(self) -> float:

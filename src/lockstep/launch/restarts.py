@@ -90,6 +90,7 @@ class _LostTime:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._restarts: list[Restart] = []
+        self._run_dir = Path()
         self._folders: set[Path] = set()
         """The run's, and its own in ``--log-dir``, once there was a restart."""
         self._is_logged = False
@@ -106,6 +107,7 @@ class _LostTime:
 
     def add(self, restart: Restart, job: LaunchSpec) -> None:
         self._restarts.append(restart)
+        self._run_dir = job.run_dir
         self._folders = {job.run_dir, job.log_dir or job.run_dir}
         self._is_logged = bool(job.log_dir)
         complain(restart.words)
@@ -127,10 +129,17 @@ class _LostTime:
 
         `lockstep top` reads it while the run goes on.
         """
+        self._restarts = [self._with_step(each) for each in self._restarts]
         values = lost_time.values(self._restarts, time.monotonic() - self._began)
         for folder in self._folders:
             with contextlib.suppress(OSError):
                 (folder / _run_files.RESTARTS).write_text(json.dumps(values, indent=1))
+
+    def _with_step(self, restart: Restart) -> Restart:
+        """``restart`` with the step that the program has told since."""
+        attempt = _run_files.attempt_dir(self._run_dir, restart.attempt + 1)
+        step = _run_files.read_continues_from(attempt)
+        return restart if step is None else dataclasses.replace(restart, continues_from=step)
 
 
 def _restart(supervisor: Supervisor, job: LaunchSpec, ended_at: float) -> Restart:

@@ -1,0 +1,31 @@
+"""From which checkpoint a program goes on, for the account of the restarts.
+
+The program knows it, and the launcher does not: checkpoints are the program's own. Process 0 prints
+the line, since its output reaches the user however the job was started, and leaves a note for
+``restarts.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from lockstep import _config, _run_files
+
+
+def continues_from(step: int) -> None:
+    """Tells the launcher that the program has restored the checkpoint of ``step``.
+
+    Each process may call it; it waits for nothing. After a restart process 0 prints a line with the
+    step, and ``restarts.json`` has it. Otherwise it does nothing.
+    """
+    config = _config.current()
+    if config.process_id != 0 or not config.attempt:
+        return
+    with contextlib.suppress(OSError):  # closed or broken stderr
+        line = f"lockstep: attempt {config.attempt} continues from step {int(step)}"
+        print(line, file=sys.stderr, flush=True)
+    if config.run_dir is not None:
+        folder = _run_files.process_dir(Path(config.run_dir), config.attempt, 0)
+        _run_files.write_continues_from(folder, int(step))
