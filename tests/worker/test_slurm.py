@@ -15,7 +15,7 @@ import pytest
 import lanes
 import slurm_hosts
 from slurm_hosts import SlurmHosts
-from support import assert_unsaid
+from support import assert_unsaid, wait_until
 
 pytestmark = [
     pytest.mark.full,
@@ -51,6 +51,19 @@ if attempt == "0" and jax.process_index() == 1:
 while attempt == "0":
     multihost_utils.process_allgather(jax.numpy.array([0]))
 sys.stdout.write(f"attempt {attempt} on {jax.process_count()}\n")
+"""
+GOES_ON = r"""
+import os, sys, time, jax
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+attempt, requeued = os.environ["LOCKSTEP_ATTEMPT"], os.environ.get("SLURM_RESTART_COUNT", "0")
+multihost_utils.process_allgather(jax.numpy.array([0]))
+sys.stdout.write(f"ready: {jax.process_count()}, attempt {attempt}, requeued {requeued}\n")
+sys.stdout.flush()
+while attempt == requeued == "0" and not os.path.exists("finish"):
+    multihost_utils.process_allgather(jax.numpy.array([0]))
+    time.sleep(0.05)
+sys.stdout.write(f"ended: {jax.process_count()}, attempt {attempt}, requeued {requeued}\n")
 """
 WAITS = r"""
 import sys, time, jax
@@ -120,6 +133,81 @@ def test_a_step_goes_on_without_a_lost_task(
     [left] = (slurm.hosts.folder / "a" / "tmp").glob("lockstep-run-*")
     shutil.rmtree(left)
     slurm.assert_nothing_left()
+
+
+class Batch:
+    """A batch job of two nodes that runs `GOES_ON`, and waits for what happens to it."""
+
+    def __init__(self, slurm: SlurmHosts, folder: Path, srun: str, *options: str) -> None:
+        self._slurm, self._output = slurm, folder / "job.out"
+        worker = f"{' '.join(WORKER)} --nnodes 1:2 --max-restarts 2 {program(folder, GOES_ON)}"
+        (folder / "job.sh").write_text(f"#!/bin/sh\nsrun {srun} -N2 -n2 {worker}\n")
+        where = ["-o", str(self._output), "-D", str(folder), "--open-mode=append"]
+        batch = ["sbatch", "--parsable", "-N2", "-n2", "--ntasks-per-node=1", *where, *options]
+        key = {"LOCKSTEP_KEY_FILE": str(folder / "key")}
+        self.number = slurm.run([*batch, str(folder / "job.sh")], env=key).stdout.strip()
+        wait_until(lambda: self.output.count("ready: 2") == 2, "both to run", 60)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text() if self._output.exists() else ""
+
+    def take_down(self, state: str) -> None:
+        self._slurm.run(["scontrol", "update", "nodename=b", f"state={state}", "reason=test"])
+
+    def end(self) -> int:
+        """Brings the node back; the job's status."""
+        status = self._slurm.wait_for(self.number, 60)
+        self._slurm.run(["scontrol", "update", "nodename=b", "state=resume"], check=False)
+        for host in "ab":  # the directory of a killed agent stays until the next run
+            for left in (self._slurm.hosts.folder / host / "tmp").glob("lockstep-run-*"):
+                shutil.rmtree(left)
+        self._slurm.assert_nothing_left()
+        return status
+
+
+@pytest.mark.usefixtures("key")
+def test_a_step_goes_on_without_a_node_that_slurm_sets_down(
+    slurm: SlurmHosts, tmp_path: Path
+) -> None:
+    batch = Batch(slurm, tmp_path, "--no-kill --kill-on-bad-exit=0", "--no-kill", "--no-requeue")
+    batch.take_down("down")
+    batch.end()
+    assert "process 1 of 2 on b failed first: its agent was lost" in batch.output, batch.output
+    assert "going on with 1 host, 1 process, without node 1" in batch.output, batch.output
+    assert "ended: 1, attempt 1, requeued 0\n" in batch.output, batch.output
+
+
+@pytest.mark.usefixtures("key")
+def test_a_job_of_a_node_that_is_drained_runs_to_its_end(slurm: SlurmHosts, tmp_path: Path) -> None:
+    batch = Batch(slurm, tmp_path, "")
+    batch.take_down("drain")
+    (tmp_path / "finish").touch()
+    assert batch.end() == 0, batch.output
+    assert batch.output.count("ended: 2, attempt 0, requeued 0\n") == 2, batch.output
+
+
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize("how", ["node down", "scontrol requeue"])
+def test_slurm_starts_a_requeued_job_from_the_beginning(
+    slurm: SlurmHosts, tmp_path: Path, how: str
+) -> None:
+    batch = Batch(slurm, tmp_path, "", "--requeue")
+    if how == "node down":
+        batch.take_down("down")
+    else:
+        slurm.run(["scontrol", "requeue", batch.number])
+
+    def is_pending() -> bool:
+        shown = slurm.run(["squeue", "-h", "-j", batch.number, "-o", "%T"]).stdout
+        return shown.strip() == "PENDING"
+
+    wait_until(is_pending, "the job to be queued again", 60)
+    slurm.run(["scontrol", "update", "nodename=b", "state=resume"], check=False)
+    slurm.run(["scontrol", "update", f"jobid={batch.number}", "starttime=now"])  # else 2 min later
+    wait_until(lambda: batch.output.count("ended: 2") == 2, "the job's end", 120)
+    assert batch.end() == 0, batch.output
+    assert batch.output.count("ended: 2, attempt 0, requeued 1\n") == 2, batch.output
 
 
 def test_two_steps_on_one_node_do_not_collide(slurm: SlurmHosts, tmp_path: Path) -> None:
