@@ -233,6 +233,11 @@ class Hosts:
         """Pulls the cable: neither host hears of the other again, nor why."""
         self._ip(1, "link", "set", _DEVICE, "down")
 
+    def mute(self, host: int, other: int) -> None:
+        """Loses what the host sends to another one; what that sends to it arrives."""
+        no_such = ("lladdr", "02:00:00:00:00:01", "dev", _DEVICE, "nud", "permanent")
+        self._ip(host, "neighbor", "replace", _ADDRESSES[other], *no_such)
+
     def end(self) -> None:
         for pid in marked(self.mark):
             with contextlib.suppress(ProcessLookupError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import PROGRAMS
-from faults.hosts import NAMES, Hosts, possible, two_hosts
+from faults.hosts import NAMES, Hosts, possible, some_hosts, two_hosts
 from lanes import full, needs
 from lockstep.watchdog.silent_hosts import LIMIT
 from support import assert_unsaid, marked, wait_until
@@ -87,6 +88,29 @@ def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts, ca
         assert hosts.lines(host, "saved") == [["saved", "10.0"]], said
     # JAX's service had a client on the other side.
     wait_until(lambda: not marked(hosts.mark), "a process is left behind", 45)
+
+
+@pytest.mark.full
+def test_a_deadline_names_the_link_that_is_cut_one_way(tmp_path: Path) -> None:
+    """It ends long before the connection counts as lost; host c waits for hosts that wait."""
+    with some_hosts(tmp_path, 3, forked=True) as hosts:
+        for host in range(3):
+            hosts.write_key(host)
+        limits = {"LOCKSTEP_COLLECTIVE_TIMEOUT": "8"}
+        arguments = (PROGRAMS / "unreachable.py", "100", "3")
+        processes = [hosts.start(host, *arguments, env=limits) for host in range(3)]
+        wait_until(lambda: all(len(hosts.lines(h, "step")) > 5 for h in range(3)), "steps", 60)
+        hosts.mute(0, 1)
+        for process in processes:
+            process.wait(60)
+        for host in range(3):
+            said = hosts.said(host)
+            [raised] = hosts.lines(host, "raised")
+            link = r"(0 \(pid \d+ on hosta\) cannot reach host hostb \(process 1\)"
+            link += (
+                r"|1 \(pid \d+ on hostb\) cannot reach host hosta \(process 0\)), which does not"
+            )
+            assert re.search(rf"lockstep: process {link}", " ".join(raised)), said
 
 
 @pytest.mark.full

@@ -53,6 +53,8 @@ class Waits:
     """The last exception that ended a thread, ``thread load raised OSError: ..., train.py:7``."""
     left: str = ""
     """The call that ended the program early or at its end, ``sys.exit() at train.py:7``."""
+    unanswered: str = ""
+    """Hosts that have not answered its packets for some seconds, ``host b (process 1)``."""
     compiles: str = ""
     """The program over devices of several processes that it compiles, ``step (train.py:34)``."""
     compiles_since: float = 0.0
@@ -87,6 +89,7 @@ class Waits:
             "callback": self.callback,
             "thread": self.thread,
             "left": self.left,
+            "unanswered": self.unanswered,
             "compiles": [self.compiles, self.compiles_since, self.compiled_for],
         }
 
@@ -101,9 +104,10 @@ def waits_of(values: Mapping[str, Any]) -> Waits:
     uses = {str(key): int(use) for key, use in dict(values["uses"]).items()}
     known = rest and (int(rest[0]), int(rest[1]))
     compiles, since, seconds = values["compiles"]
-    callback, thread, left = (str(values[name]) for name in ("callback", "thread", "left"))
+    names = ("callback", "thread", "left", "unanswered")
+    told = (str(values[name]) for name in names)
     times = float(since), float(seconds)
-    return Waits(tuple(barriers), uses, known, callback, thread, left, str(compiles), *times)
+    return Waits(tuple(barriers), uses, known, *told, str(compiles), *times)
 
 
 def read_waits(path: Path | str) -> Waits:

@@ -62,6 +62,8 @@ class OwnWaits(current_job.Part):
         self._callback = ""
         self._thread = ""
         self._left = ""
+        self.unanswered = ""
+        """The other hosts that do not answer, in words; "": all do."""
         self._compiles = ("", 0.0)
         """The program that the process compiles, and since when."""
         self._raised_at = 0.0
@@ -133,6 +135,13 @@ class OwnWaits(current_job.Part):
         """The call of ``sys.exit()`` with its line; "": the program has made none."""
         return self._left
 
+    def note_unanswered(self, hosts: str) -> None:
+        """Publishes which other hosts do not answer; "": all do."""
+        if hosts != self.unanswered:
+            with self._lock:
+                self.unanswered = hosts
+                self._write()
+
     def note_compilation(self, program: str, since: float) -> None:
         """Publishes what the process compiles since then; "": nothing any more."""
         with self._lock:
@@ -175,7 +184,7 @@ class OwnWaits(current_job.Part):
         if not self._path:
             return
         barriers = tuple(barrier for _, barrier in self._inside)
-        told = (self._callback, self._thread, self._left)
+        told = (self._callback, self._thread, self._left, self.unanswered)
         program, since = self._compiles
         waits = Waits(barriers, self._uses, self._rest, *told, program, since)
         # The job goes on without a report of its barriers where they cannot be written.

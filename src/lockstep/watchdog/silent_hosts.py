@@ -39,6 +39,7 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import tcp_info
 from lockstep.system.tcp_info import Address
+from lockstep.watchdog.own_waits import OwnWaits
 
 LIMIT = 0.3
 """The limit as a part of JAX's ``heartbeat_timeout_seconds`` (100)."""
@@ -50,6 +51,8 @@ _EXIT = 0.1
 _MAX_EXIT = 10.0
 """How long the service may take to answer when the process ends: a part of the same, and at most
 so many seconds."""
+_UNANSWERED_SECONDS = 2.0
+"""Silence that is published: a deadline that ends before the limit has to name it."""
 _POLL_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 """For a scan that is in flight; it may be printing to a pipe without a reader."""
@@ -161,6 +164,9 @@ class HostMonitor(threading.Thread):
 
     def _scan(self) -> None:
         silence = self._listeners.silence(self._limit)
+        unanswered = [host for host, seconds in silence.items() if seconds >= _UNANSWERED_SECONDS]
+        names = _names(unanswered, self._listeners.peers_at)
+        current_job.part(OwnWaits).note_unanswered(names)
         reported = self._lost_by_launcher()
         lost = [h for h, seconds in silence.items() if seconds >= self._limit or h in reported]
         lost += [host for host in reported if host not in lost]

@@ -29,10 +29,13 @@ from lockstep import _config, _jax_compat
 from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, Exit
 from lockstep.engine import bindings
 from lockstep.flight_recorder import program_difference
+from lockstep.flight_recorder.diagnose import Diagnosis
+from lockstep.job import current_job
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
 from lockstep.watchdog import abort_message, first_to_judge, program_equality
+from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import RemoteHosts
@@ -255,11 +258,23 @@ class Watchdog(threading.Thread):
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to the missing processes."""
-        found = self._scanner.diagnose()
+        # The engine waits a second for this, and a question to such a host may take as long.
+        is_cut_off = bool(current_job.part(OwnWaits).unanswered)
+        found = self._scanner.diagnose(asks_all=not is_cut_off)
         text = text_of_engine
-        if stopped := self._scanner.stopped(found):
-            text = f"lockstep: {stopped}: {text.removeprefix('lockstep: ')}"
+        if cause := self._unanswered(found) or self._scanner.stopped(found):
+            text = f"lockstep: {cause}: {text.removeprefix('lockstep: ')}"
         abort_message.fail(abort_message.beside(text, found), found)
+
+    def _unanswered(self, found: Diagnosis) -> str:
+        """Which process gets no answer from another host; "": none is known to.
+
+        The process that another one waits for may wait itself, for one behind a broken link.
+        """
+        for row in found.rows:
+            if hosts := row.process.waits.unanswered:
+                return f"{self._peers[row.index].label} cannot reach {hosts}, which does not answer"
+        return ""
 
     # A process ends
 
