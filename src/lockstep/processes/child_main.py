@@ -19,6 +19,7 @@ import faulthandler
 import functools
 import hashlib
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -178,6 +179,7 @@ def _note_caught(config: Config, text: str) -> None:
     if not text or config.run_dir is None or sys.argv[0].startswith(_OWN_PROGRAMS):
         return
     first = (text.partition("lockstep: ")[2] or text).partition("\n")[0]
+    first = re.split(r"[.?] (?=[A-Z])", first, maxsplit=1)[0].rstrip(".")  # advice comes later
     line = (
         "lockstep: a collective has failed, and this program has caught the error and ends with "
         f"status 0: {first}. If that is no success, end it by `raise` or sys.exit(1).\n"
