@@ -134,6 +134,7 @@ def set_client_aside() -> None:
     """
     from jax._src import distributed
 
+    lost_service.give_up()
     state: Any = distributed.global_state
     for name in ("client", "preemption_sync_manager"):
         if (left := getattr(state, name, None)) is not None:

@@ -48,6 +48,7 @@ def is_uncast(error: BaseException) -> bool:
 def callback(react: Callable[[], None]) -> Callable[..., None] | None:
     """A ``missed_heartbeat_callback`` that calls ``react``; None: keep JAX's default."""
     global _react
+    _lost.clear()  # the process may have left an earlier job
     if not _take_over_terminate():
         hooks.report(
             "loss of the coordination service",
@@ -56,13 +57,17 @@ def callback(react: Callable[[], None]) -> Callable[..., None] | None:
         )
         return None
     _react = react
-    _lost.clear()  # the process may have left an earlier job
 
     def lose(*_: object) -> None:
         _lost.set()
         react()
 
     return lose
+
+
+def give_up() -> None:
+    """No call waits for the service any more: its host is out of reach."""
+    _lost.set()
 
 
 class _Call:
