@@ -184,7 +184,8 @@ def test_an_error_that_the_program_has_raised_from_that_of_a_collective() -> Non
 
 @pytest.mark.full
 def test_an_axis_that_the_mesh_does_not_have_is_named() -> None:
-    first, *_, last = report_of("axis").said_by_launcher.splitlines()
+    said = report_of("axis").said_by_launcher.splitlines()
+    first, last = said[0], said[-1]
     error = "unbound axis name 'date': the axes of the mesh are 'data'"
     assert f"{error} (exit code 1), {at('misspelt')} in misspelt" in first, first
     assert error in last, last
