@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +22,30 @@ LONG = ("native", "faults", "linalg")
 """Folders with long files. They come first, so that no worker of xdist is left alone with one."""
 
 
+TESTS = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker of xdist begins to collect at another folder.
+
+    The first that imports a file compiles it, and the others load that. Where all begin at the same
+    one, each of them compiles every file.
+    """
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    found = sorted(path for path in TESTS.iterdir() if _has_tests(path))
+    first = int(worker["workerid"].removeprefix("gw")) * len(found) // worker["workercount"]
+    config.args = [str(path) for path in found[first:] + found[:first]]
+
+
+def _has_tests(path: Path) -> bool:
+    return path.match("test_*.py") or (path.is_dir() and any(path.rglob("test_*.py")))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests = Path(__file__).parent
-    items.sort(key=lambda item: item.path.relative_to(tests).parts[0] not in LONG)
+    def place(item: pytest.Item) -> tuple[bool, Path]:
+        path = item.path.relative_to(TESTS)
+        return path.parts[0] not in LONG, path
+
+    items.sort(key=place)  # the same order in every worker

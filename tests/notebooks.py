@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 import signal
@@ -15,10 +17,16 @@ from typing import Any
 
 import nbformat
 import psutil
+import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from nbclient import NotebookClient
 
 from processes import clean_environ
+
+if importlib.util.find_spec("ipyparallel") is None:  # an import takes 0.3 s of each worker
+    pytest.skip("needs ipyparallel (the extra `notebook`)", allow_module_level=True)
+
+IPYKERNEL_MAJOR = int(importlib.metadata.version("ipykernel").partition(".")[0])
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CELL_SECONDS = 120

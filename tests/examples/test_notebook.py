@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ipyparallel")
-
 from notebooks import Notebook, notebook, text_of
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "notebook.ipynb"

@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from notebooks import IPYKERNEL_MAJOR, Notebook, notebook
 from support import assert_unsaid
-
-pytest.importorskip("ipyparallel")
-
-from ipykernel._version import version_info
-
-from notebooks import Notebook, notebook
 
 START = "%load_ext lockstep\n%lockstep start -n 2 -d 2"
 SETUP = """%%lockstep
@@ -123,7 +118,7 @@ def test_vs_codes_interrupt_leaves_the_processes_usable(kernel: Notebook) -> Non
 
 
 @pytest.mark.full
-@pytest.mark.skipif(version_info < (7,), reason="ipykernel before 7 has no subshells")
+@pytest.mark.skipif(IPYKERNEL_MAJOR < 7, reason="ipykernel before 7 has no subshells")
 def test_status_in_a_subshell_runs_beside_a_cell(kernel: Notebook) -> None:
     kernel.run(f"import jax\njax.devices()\n{START}")
     kernel.run(SETUP)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ipyparallel")
-
 from lanes import needs
 from ssh_hosts import SshHosts, possible, ssh_hosts
 
