@@ -1,3 +1,7 @@
+// The choice of an algorithm for each call of a collective: one table for jobs of one host, one for
+// several hosts, of which LOCKSTEP_ALGORITHMS may prescribe a row. jaxlib calls
+// api/communicator.cc, where the leader of a process has the calls of all its ranks and calls
+// run_collective() here; the row that holds runs, from within_host/ or between_hosts/.
 #include "collectives/collectives.h"
 
 #include <algorithm>

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import lockstep
 from lanes import full
 from lockstep._config import Config
 from lockstep.engine.options import Network
@@ -21,6 +22,17 @@ from of_this_jax import MUTUAL_TLS
 from processes import clean_environ, free_port, run_processes
 
 SECRET = "0123456789abcdef" * 4
+
+
+def test_the_module_says_where_each_key_is_derived() -> None:
+    source = Path(lockstep.__file__).parent
+    places = [
+        ".".join(path.relative_to(source.parent).with_suffix("").parts)
+        for path in source.rglob("*.py")
+        if "job_key.derive(" in path.read_text()
+    ]
+    said = re.findall(r"^    (lockstep\.\S+) ", job_key.__doc__ or "", re.MULTILINE)
+    assert sorted(said) == sorted(places)
 
 
 def write(path: Path, text: str = f"{SECRET}\n", mode: int = 0o600) -> Path:

@@ -1,10 +1,15 @@
-"""The key of a job, which authenticates what its processes publish and encrypts the rest.
+"""The key of a job, and the keys derived from it: of TLS, of records, of certificates.
 
 The user gives it in a file (LOCKSTEP_KEY_FILE), or the launcher that has started all processes, on
 one host or on several, draws a secret for each run and leaves it in the private directory that the
-run has on each host. What travels through JAX's
-key-value store, which is open to every client that reaches its port, is authenticated with a key
-that is derived from it (`kv_store`); TLS between hosts uses another one (`endpoints`).
+run has on each host. It is used for nothing itself: `derive` makes a key for each purpose.
+
+    lockstep.bootstrap.engine_start    the engine's, with which TLS between hosts authenticates
+    lockstep.bootstrap.certificates    the authority of TLS with JAX's coordination service
+    lockstep.bootstrap.peers           the number that tells the starts of engines apart
+    lockstep.job.kv_store              what authenticates records in JAX's key-value store, which
+                                       is open to every client that reaches its port
+    lockstep.launch.worker_job         what the agents of a job and their supervisor prove to have
 
 A record that is authenticated with the key also confirms a guess of it, offline. So the key must be
 random: a phrase can be guessed.
