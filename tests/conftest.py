@@ -18,7 +18,7 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
 
 hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)  # in `make test`
 
-LONG = ("native", "faults", "linalg")
+LONG = ("native", "faults", "linalg", "sync", "testing", "worker")
 """Folders with long files. They come first, so that no worker of xdist is left alone with one."""
 
 

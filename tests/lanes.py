@@ -14,9 +14,9 @@ def is_make_test(config: pytest.Config) -> bool:
     return "not full" in config.option.markexpr
 
 
-def full(*values: Any, id: str | None = None) -> Any:
+def full(*values: Any, id: str | None = None, marks: Iterable[pytest.MarkDecorator] = ()) -> Any:
     """A case of `pytest.mark.parametrize` that runs in ``make full`` only."""
-    return pytest.param(*values, id=id, marks=pytest.mark.full)
+    return pytest.param(*values, id=id, marks=[*marks, pytest.mark.full])
 
 
 def sample(

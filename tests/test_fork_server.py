@@ -14,6 +14,7 @@ import pytest
 
 import fork_server
 from fork_server import MARK, Forked
+from lanes import sample
 from support import marked, run_lockstep, wait_until
 
 TIMEOUT = 30.0
@@ -93,8 +94,8 @@ def test_the_next_one_sees_nothing_of_the_one_before(tmp_path: Path) -> None:
     assert chance != another
 
 
-@pytest.mark.parametrize(
-    "variable", ["JAX_ENABLE_X64=1", "LOCKSTEP_COLLECTIVES=gloo", "PYTHONHASHSEED=1", "LC_ALL=C"]
+@sample(
+    "variable", ["JAX_ENABLE_X64=1", "LOCKSTEP_COLLECTIVES=gloo", "PYTHONHASHSEED=1", "LC_ALL=C"], 0
 )
 def test_what_is_read_at_the_start_is_read_at_a_start(tmp_path: Path, variable: str) -> None:
     name, value = variable.split("=")
@@ -127,7 +128,7 @@ def test_a_process_is_found_by_its_mark(tmp_path: Path) -> None:
     assert marked(mark) == set()
 
 
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"])
+@sample("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], 1)
 def test_the_server_and_its_forks_end_with_the_one_that_asked(tmp_path: Path, end: str) -> None:
     program = f"""
         import os, signal, sys

@@ -112,7 +112,7 @@ import lockstep
 lockstep.initialize(verify_secure_credentials=True, **{certificates(tmp_path)!r})
 import jax
 {REPORT}"""
-    result = run_lockstep([], program, timeout=100)
+    result = run_lockstep([], program, timeout=100, forked=True)
     for process in (0, 1):
         [line] = [x for x in result.by_process[process] if x.startswith("report ")]
         assert json.loads(line.removeprefix("report "))["sum"] == 2.0
@@ -123,7 +123,7 @@ import jax
         "    lockstep.initialize(initialization_timeout=10)\n"
         "lockstep.initialize(verify",
     )
-    refused = run_lockstep([], stranger, timeout=100, expect_status=None)
+    refused = run_lockstep([], stranger, timeout=100, expect_status=None, forked=True)
     assert refused.status != 0, refused
     assert "report" not in refused.stdout
 

@@ -104,7 +104,7 @@ def test_the_first_failure_ends_a_job_that_waits_for_it(
 ) -> None:
     program = STEPS.format(failure=failure)
     options = ["--collectives", collectives]
-    result = run_lockstep(options, program, timeout=90, expect_status=status)
+    result = run_lockstep(options, program, timeout=90, expect_status=status, forked=True)
     first = result.said_by_launcher.splitlines()[0]
     assert first.startswith(f"lockstep: process 1 of 2 failed first: {headline}")
 

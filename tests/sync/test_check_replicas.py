@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lockstep as ls
+from lanes import full, sample
 from lockstep.testing.ranks import Ranks
 from processes import python
 from replicas.copies import flip_bit, replicated
 from support import run_lockstep
 
-of_two = pytest.mark.lockstep(n=2, devices=2, collectives=["lockstep", "gloo"])
+COLLECTIVES = [
+    pytest.param("lockstep", marks=pytest.mark.lockstep(n=2, devices=2, collectives="lockstep")),
+    full("gloo", marks=[pytest.mark.lockstep(n=2, devices=2, collectives="gloo")]),
+]
 of_three = pytest.mark.lockstep(n=3, devices=1)
+
+
+def of_two(test: Callable[..., None]) -> Callable[..., None]:
+    """Over gloo in `make full` only: the copies are compared through JAX's key-value store."""
+    test = pytest.mark.usefixtures("collectives")(test)
+    return pytest.mark.parametrize("collectives", COLLECTIVES, indirect=True)(test)
+
+
+@pytest.fixture
+def collectives() -> None:
+    """The mark of the parameter says over which the test runs."""
 
 
 def raised(tree: Any) -> str:
@@ -60,7 +76,7 @@ def test_equal_copies_pass_again_and_again(lockstep: Ranks) -> None:
 
 
 @of_two
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+@sample("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"], 0, 4)
 def test_a_flipped_bit_in_the_memory_of_one_process_is_found(lockstep: Ranks, dtype: str) -> None:
     import jax.numpy as jnp
     import numpy as np

@@ -7,6 +7,7 @@ the interpreter that is forked imports them before.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 _NAMES = (
@@ -22,7 +23,14 @@ _NAMES = (
 )
 
 
+_OF_JAX = ("jaxlib.mlir.dialects.mhlo",)
+"""JAX imports it when it lowers a first program, which takes 0.07 s; another jax may have none."""
+
+
 def import_all() -> None:
     """Imports what the engine, the guard and the rewriting of programs need. Needs jax."""
     for name in _NAMES:
         importlib.import_module(f"lockstep.{name}")
+    for name in _OF_JAX:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

@@ -201,12 +201,14 @@ class Controller:
         if self._pdb:  # the others wait while a person looks
             env = {"LOCKSTEP_COLLECTIVE_TIMEOUT": "0", "LOCKSTEP_STALL_WARNING": "0"}
         modules = self._config.getoption("lockstep_preload")
+        # The sessions of the ranks are forks that find pytest imported as well.
+        preload = f"--preload {shlex.quote(f'{modules},{remote.__name__}')}" if modules else ""
         self._pools[layout] = Pool(
             layout.n,
             layout.devices,
             collectives=layout.collectives,
             env=env,
-            options=f"--preload {shlex.quote(modules)}" if modules else "",
+            options=preload,
         )
         return self._pools[layout]
 
