@@ -10,6 +10,7 @@ import pytest
 @pytest.mark.lockstep(n=2, devices=2)
 def test_the_processes_are_forks_of_one_interpreter(request: pytest.FixtureRequest) -> None:
     command = Path("/proc/self/cmdline").read_text().split("\0")
-    assert ("lockstep.processes.preloaded" in command) == bool(
-        request.config.getoption("lockstep_preload")
-    ), command
+    modules = request.config.getoption("lockstep_preload")
+    assert ("lockstep.processes.preloaded" in command) == bool(modules), command
+    if modules:  # and what each session of pytest in a rank imports
+        assert f"{modules},lockstep.testing.remote" in command
