@@ -272,11 +272,36 @@ def fresh() -> list[Program]:
 
 def explain(found: Mapping[int, Program]) -> Difference | None:
     """How the programs differ that processes run together; None: they are the same."""
-    groups: dict[str, list[int]] = {}
-    for process, one in sorted(found.items()):
-        groups.setdefault(one.key, []).append(process)
+    groups = _groups(found)
     if len(groups) < 2:
         return None
-    first, second = sorted(groups.values(), key=lambda some: (-len(some), some))[:2]
-    one, other = (found[some[0]].lowered() for some in (second, first))
-    return difference.explain(one, other, (tuple(second), tuple(first)))
+    first, second = sorted(groups, key=lambda some: (-len(some), some))[:2]
+    pairs = [(found[a], found[b]) for a in second for b in first]
+    one, other = next((p for p in pairs if p[0].is_loaded == p[1].is_loaded), pairs[0])
+    return difference.explain(one.lowered(), other.lowered(), (tuple(second), tuple(first)))
+
+
+def _groups(found: Mapping[int, Program]) -> list[list[int]]:
+    """The processes that run one program each.
+
+    One that was compiled, and an executable of it that was loaded, are known to be one only once
+    both were launched. Before, those that came in one way are compared, if they differ.
+    """
+    whole = _of_one_program(found)
+    for loaded in (False, True):
+        some = _of_one_program({p: one for p, one in found.items() if one.is_loaded is loaded})
+        if 1 < len(some) < len(whole):
+            return some
+    return whole
+
+
+def _of_one_program(found: Mapping[int, Program]) -> list[list[int]]:
+    """The processes with one module, or of which the compiler has made one executable."""
+    groups: list[tuple[set[str], list[int]]] = []
+    for process, one in sorted(found.items()):
+        names, members = {one.key, one.executable} - {""}, [process]
+        for group in [group for group in groups if group[0] & names]:
+            groups.remove(group)
+            names, members = names | group[0], members + group[1]
+        groups.append((names, members))
+    return [sorted(members) for _, members in groups]
