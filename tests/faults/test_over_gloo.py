@@ -169,6 +169,32 @@ def test_a_wait_that_cannot_be_interrupted_ends_and_the_job_starts_again(how: st
     assert result.stdout.count("attempt 1") == 2
 
 
+STOPPED = """
+import subprocess
+from jax.experimental import multihost_utils
+pids = " ".join(map(str, multihost_utils.process_allgather(np.int32(os.getpid())).ravel()))
+float(step(0.0, array(4 * count)))
+if me == 1:
+    with subprocess.Popen(["sh", "-c", f"sleep 3; kill -STOP {pids}; sleep 10; kill -CONT {pids}"]):
+        time.sleep(4)
+    time.sleep(3)
+print(float(step(0.0, array(4 * count))))
+"""
+
+
+@pytest.mark.full
+def test_the_time_that_a_job_is_stopped_is_no_wait() -> None:
+    """Ctrl-Z, or Slurm's suspend: process 0 stands in a launch, process 1 has yet to come."""
+    result = run_lockstep(
+        ["--collectives", "gloo", "--collective-timeout", "9"],
+        PROGRAM + STOPPED,
+        n=2,
+        d=1,
+        timeout=120,
+    )
+    assert all(result.by_process.values()), result
+
+
 CHOSEN = """
 steps = {"train": step}
 value = step(0.0, array(4 * count))

@@ -36,6 +36,12 @@ class StillThread:
             self._busy = now
         self._looked, self._used = now, used
 
+    def leave_out(self, seconds: float) -> None:
+        """Does not count so many seconds, which the process was stopped."""
+        self._since += seconds
+        self._looked += seconds
+        self._busy += seconds
+
     def still(self, now: float) -> float:
         """For how many seconds it has been there."""
         return now - self._since

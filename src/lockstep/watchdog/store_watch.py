@@ -47,6 +47,9 @@ _MAX_SPARING = 4.0
 _FIRST_QUESTION = 3.0
 """Seconds without progress after which a process asks the others; then twice as long each time."""
 _LONGEST_PAUSE = 60.0
+_STOPPED_SECONDS = 2.0
+"""A look that is later than this is late because the process, and mostly the whole job, was stopped
+(Ctrl-Z, Slurm's suspend): no wait has become longer by it."""
 _DIFFERENCES = (diagnose.Kind.MISMATCH, diagnose.Kind.ONE_SIDED, diagnose.Kind.PROGRAMS)
 """The faults of launches that are compared."""
 
@@ -111,7 +114,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         self._questions.publish_place()
         try:
-            while not self._over.wait(poll_seconds(self._count)):
+            while not self._pauses():
                 self._poll()
         except Exception as error:
             if not self._over.is_set():
@@ -119,6 +122,16 @@ class Watch(threading.Thread):
         finally:
             if self._source.counts:
                 self._source.counts.end()
+
+    def _pauses(self) -> bool:
+        """Waits for the next look; whether the watch is over."""
+        begun, seconds = time.monotonic(), poll_seconds(self._count)
+        is_over = self._over.wait(seconds)
+        late = time.monotonic() - begun - seconds
+        if late > _STOPPED_SECONDS:
+            self._since += late
+            self._main.leave_out(late)
+        return is_over
 
     def stop(self) -> None:
         """Ends the watch; what this process leaves behind answers all later questions.
