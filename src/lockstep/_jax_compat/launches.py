@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -74,10 +75,14 @@ def note_loaded(note: Callable[[Any, Sequence[Any]], None]) -> None:
     """Calls ``note`` with each executable that JAX makes callable, and its devices in their order.
 
     Those that `jax.experimental.serialize_executable` loads never pass the compiler. What ``note``
-    raises is raised in place of the executable.
+    raises is raised in place of the executable. Raises TypeError or AttributeError where jax
+    differs.
     """
     pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
     load = pxla.UnloadedMeshExecutable.load
+    known = {field.name for field in dataclasses.fields(pxla.UnloadedMeshExecutable)}
+    if missing := {"xla_executable", "device_list"} - known:
+        raise AttributeError(f"UnloadedMeshExecutable has no {sorted(missing)}")
 
     @functools.wraps(load)
     def loading(self: Any, *args: Any, **options: Any) -> Any:
