@@ -17,8 +17,9 @@ from lanes import full as in_full
 from lanes import sample
 from linalg.grids import SENT
 from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put, with_spectrum
-from lockstep.linalg import _grid_model, _householder, _qr
+from lockstep.linalg import _arguments, _grid_model, _householder, _qr
 from lockstep.linalg._layout import Grid
+from lockstep.linalg._qr import QRPlan
 from lockstep.linalg._validation import place
 
 N = 48
@@ -267,3 +268,16 @@ def test_errors() -> None:
         la.qr(a, tiles=3)
     with pytest.raises(NotImplementedError, match="this is 2 x 4, mode 'reduced'"):
         jax.grad(lambda a: la.qr(a)[1].sum())(jnp.asarray(a)[:2])
+
+
+@pytest.mark.parametrize(("mode", "most"), [("reduced", 3), ("r", 3)])
+def test_memory_beside_the_operand_and_the_results(mode: str, most: float) -> None:
+    """What is left of the matrix, its reflectors, and parts of products."""
+    n, over = 1024, mesh((2,))
+    given = put(np.eye(n), over, P("x"))
+    a, placed = _arguments.matrix("qr", given, None, None)
+    plan = QRPlan.of(a.shape, placed, 64)
+    memory = _qr._compiled.lower(a, plan, mode).compile().memory_analysis()
+    assert memory is not None
+    share = n * n * 8 / 2
+    assert memory.temp_size_in_bytes <= most * share, memory.temp_size_in_bytes / share

@@ -27,7 +27,14 @@ from lockstep.linalg import _grid_model, _panel
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._spread import Spread, flat
 from lockstep.linalg._sweeps import gather_rows
-from lockstep.linalg._tiles import adjoint, gemm, solve_right
+from lockstep.linalg._tiles import adjoint, gemm, put, solve_right
+
+MAX_PARTS = 8
+"""Parts at most in which a panel's reflectors are applied: a product is then an eighth as large as
+what it changes."""
+
+MIN_PART = 256
+"""Columns at least of such a part, for fast products and few collectives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,40 +113,59 @@ class Factored(NamedTuple):
 def factor(rows: jax.Array, panels: Panels, axes: Axes) -> Factored:
     """The factorization of the local ``rows`` (R, n) by the first ``panels.count`` columns."""
     layout, tile, spread = panels.layout, panels.tile, Spread(panels.grid, axes)
-    triangle, ys, ts, phases = [], [], [], []
+    blocks, ys, ts, phases = [], [], [], []
     columns, rest = rows.shape[1], spread.take(rows)
     for s in range(panels.steps):
         first, end = panels.columns(s)
-        width = end - first
-        own = -(-width // spread.columns)
-        panel = spread.give(rest[:, :, :own], width)
+        width, begin = end - first, first // spread.columns
+        right = begin - (-width // spread.columns)
+        panel = spread.give(rest[:, s * tile :, begin:right], width)
         q, r = _panel.factor(panel, axes, layout.devices, tile)
         top = gather_rows(q[:tile], axes)[:width]
         y1, u, t, signs = _panel.reflectors(top)
         y = _put_in_tile(y1, solve_right(q, adjoint(u)), tile, axes)
-        rest = _reflect(rest[:, :, own:], y, adjoint(t), spread)
-        r = rows_of_triangle(signs[:, None] * r, panels, axes)
-        right = spread.give(rest[:, :tile], columns - end)
-        here = [jnp.zeros((tile, first), r.dtype), r, right]
-        triangle.append(jnp.concatenate(here, axis=1))
-        rest = rest[:, tile:]
+        rest = _reflect(rest, flat(spread.gather(y)), adjoint(t), s * tile, right, spread)
+        blocks.append(rows_of_triangle(signs[:, None] * r, panels, axes))
         ys.append(y)
         ts.append(t)
         phases.append(signs)
     mine, one = panels.mine(axes), jnp.ones(1, rows.dtype)
     phase = jnp.take(jnp.concatenate([*phases, one]), mine, mode="clip")
-    found = jnp.concatenate(triangle)
+    found = spread.give(rest[:, : panels.steps * tile], columns)
+    for s, block in enumerate(blocks):
+        found = put(found, block, s * tile, panels.columns(s)[0])
     height = found.shape[0]
-    # Rows beyond the last of the triangle are what is left of the matrix.
-    found = jnp.where(mine[:height, None] < panels.count, found, 0)
+    # Left of the diagonal blocks, and in rows beyond the last, is what is left of the matrix.
+    left = np.arange(columns) < np.arange(height)[:, None] // tile * panels.width
+    found = jnp.where((mine[:height, None] < panels.count) & ~left, found, 0)
     return Factored(phase[:height, None].conj() * found, tuple(ys), tuple(ts), phase)
 
 
-def _reflect(b: jax.Array, y: jax.Array, t: jax.Array, spread: Spread) -> jax.Array:
-    """``b - y t y^H b`` for ``b``, (c, R, k), over the grid, and own rows ``y`` (R, w)."""
-    rows, tall = flat(b), flat(spread.gather(y))
-    change = gemm(tall, gemm(t, spread.sum(gemm(adjoint(tall), rows))))
-    return (rows - change).reshape(b.shape)
+def _reflect(
+    b: jax.Array, tall: jax.Array, t: jax.Array, top: int, first: int, spread: Spread
+) -> jax.Array:
+    """``b - y t y^H b`` in the rows from ``top`` and the columns from ``first`` on.
+
+    ``b`` is (c, R, k) and ``tall``, ``y`` over the grid, is (c (R - top), w). A part of the columns
+    at a time is changed in place, so that no second matrix is held.
+    """
+    devices, rows, end = b.shape
+    parts = max(1, min(MAX_PARTS, (end - first) // MIN_PART))
+    width = -(-(end - first) // parts)
+    if not width:
+        return b
+
+    def step(k: jax.Array, b: jax.Array) -> jax.Array:
+        begin = first + k * width
+        at = jnp.minimum(begin, end - width)
+        part = lax.dynamic_slice(b, (0, top, at), (devices, rows - top, width))
+        # The last part begins with columns of the one before, which are done.
+        fresh = at + jnp.arange(width) >= begin
+        z = jnp.where(fresh, spread.sum(gemm(adjoint(tall), flat(part))), 0)
+        part = part - gemm(tall, gemm(t, z)).reshape(part.shape)
+        return lax.dynamic_update_slice(b, part, (0, top, at))
+
+    return lax.fori_loop(0, parts, step, b)
 
 
 def rows_of_triangle(r: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
@@ -158,23 +184,18 @@ def _put_in_tile(block: jax.Array, rows: jax.Array, tile: int, axes: Axes) -> ja
 
 def apply_adjoint(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
     """``q^H b`` for local rows ``b`` (R, k)."""
-    done = []
-    for y, t in zip(factored.y, factored.t, strict=True):
-        b = b - gemm(y, gemm(adjoint(t), lax.psum(gemm(adjoint(y), b), axes)))
-        done.append(b[: panels.tile])
-        b = b[panels.tile :]
-    return factored.phases[:, None].conj() * jnp.concatenate([*done, b])
+    line, b = Spread(None, axes), b[None]
+    for s, (y, t) in enumerate(zip(factored.y, factored.t, strict=True)):
+        b = _reflect(b, y, adjoint(t), s * panels.tile, 0, line)
+    return factored.phases[:, None].conj() * b[0]
 
 
 def apply(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
     """``q b`` for local rows ``b`` (R, k)."""
-    tile, b = panels.tile, factored.phases[:, None] * b
-    done = b[panels.steps * tile :]
+    line, b = Spread(None, axes), (factored.phases[:, None] * b)[None]
     for s in reversed(range(panels.steps)):
-        y, t = factored.y[s], factored.t[s]
-        done = jnp.concatenate([b[s * tile : (s + 1) * tile], done])
-        done = done - gemm(y, gemm(t, lax.psum(gemm(adjoint(y), done), axes)))
-    return done
+        b = _reflect(b, factored.y[s], factored.t[s], s * panels.tile, 0, line)
+    return b[0]
 
 
 def columns_of_q(factored: Factored, panels: Panels, count: int, axes: Axes) -> jax.Array:
@@ -182,26 +203,27 @@ def columns_of_q(factored: Factored, panels: Panels, count: int, axes: Axes) -> 
 
     Backward: a panel then changes only the columns from its own on (LAPACK's orgqr).
     """
-    tile, mine = panels.tile, panels.mine(axes)
+    tile, mine, spread = panels.tile, panels.mine(axes), Spread(panels.grid, axes)
 
     def unit(s: int, first: int, end: int) -> jax.Array:
         here = mine[s * tile :, None] == jnp.arange(first, end)
-        return jnp.where(here, factored.phases[s * tile :, None], 0)
+        return spread.take(jnp.where(here, factored.phases[s * tile :, None], 0))
 
+    q = jnp.zeros((spread.columns, len(mine), -(-count // spread.columns)), factored.phases.dtype)
     # Columns beyond the last panel's are unit vectors in the order of elimination.
-    start, spread = panels.steps, Spread(panels.grid, axes)
-    q = spread.take(unit(max(start - 1, 0), panels.count, count))
-    for s in reversed(range(start)):
+    if count > panels.count:
+        last = panels.steps - 1
+        q = put(q, unit(last, panels.count, count), 0, last * tile, panels.count // spread.columns)
+    for s in reversed(range(panels.steps)):
         first, end = panels.columns(s)
-        y, t = factored.y[s], factored.t[s]
-        if s < start - 1:
-            q = jnp.pad(q, ((0, 0), (tile, 0), (0, 0)))
+        y, t, top, begin = factored.y[s], factored.t[s], s * tile, first // spread.columns
         # Were this the same operation as in `factor`, XLA would keep all that it gathered there: as
         # many shares as the grid has columns.
         tall = flat(adjoint(spread.gather(adjoint(y))))
-        z = spread.sum(gemm(adjoint(tall), flat(q)))
-        y1 = gather_rows(factored.phases[s * tile : (s + 1) * tile, None].conj() * y[:tile], axes)
-        z = jnp.concatenate([spread.own_columns(adjoint(y1[: end - first])), z], axis=1)
-        q = jnp.concatenate([spread.take(unit(s, first, end)), q], axis=2)
-        q = q - gemm(tall, gemm(t, z)).reshape(q.shape)
+        here = unit(s, first, end)
+        q = _reflect(q, tall, t, top, begin + here.shape[2], spread)
+        phases = factored.phases[top : top + tile, None]
+        y1 = gather_rows(phases.conj() * y[:tile], axes)[: end - first]
+        change = gemm(tall, gemm(t, spread.own_columns(adjoint(y1)))).reshape(here.shape)
+        q = put(q, here - change, 0, top, begin)
     return spread.give(q, count)
