@@ -43,7 +43,7 @@ def times_adjoint(x: jax.Array, y: jax.Array, layout: RowMap, axes: Axes) -> jax
         part = gemm(x, adjoint(rows)).reshape(x.shape[0], layout.devices, tile)
         return lax.dynamic_update_slice_in_dim(found, part, s * tile, axis=2)
 
-    found = jnp.zeros((x.shape[0], layout.devices, layout.rows), y.dtype)
+    found = unset((x.shape[0], layout.devices, layout.rows), y)
     return lax.fori_loop(0, layout.steps, step, found)
 
 
@@ -60,7 +60,17 @@ def adjoint_times(x: jax.Array, y: jax.Array, layout: RowMap, axes: Axes) -> jax
         rows = lax.psum_scatter(part, axes, scatter_dimension=0, tiled=True)
         return lax.dynamic_update_slice_in_dim(found, rows, s * tile, axis=0)
 
-    return lax.fori_loop(0, layout.steps, step, jnp.zeros((layout.rows, y.shape[1]), y.dtype))
+    found = unset((layout.rows, y.shape[1]), x).astype(y.dtype)
+    return lax.fori_loop(0, layout.steps, step, found)
+
+
+def unset(shape: tuple[int, ...], like: jax.Array) -> jax.Array:
+    """An array whose elements are all written before they are read.
+
+    XLA moves zeros out of a loop around it, and holds them while that loop runs.
+    """
+    some = like[(0,) * like.ndim] if like.size else jnp.zeros((), like.dtype)
+    return jnp.broadcast_to(some, shape)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))

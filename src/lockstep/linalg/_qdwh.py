@@ -43,6 +43,11 @@ POWERS = 3
 """Rounds of the inverse power iteration that estimates the smallest singular value."""
 
 
+Parts = tuple[jax.Array, ...]
+"""Blocks of rows of one matrix, each (R, P, R). As one array, they would be copied for products
+with one of them."""
+
+
 class Polar(NamedTuple):
     """``x = u h`` of a square matrix of slots (R, P, R); ``h`` is Hermitian, not negative."""
 
@@ -50,18 +55,24 @@ class Polar(NamedTuple):
     h: jax.Array
 
 
-def polar(triangle: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> Polar:
-    """The polar decomposition of the upper triangular matrix with these local rows, (R, n).
+def polar(rows: jax.Array, triangle: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> Polar:
+    """The polar decomposition of the square matrix with these local ``rows``, (R, n).
 
-    ``u`` is unitary to rounding, also where singular values are zero: then the matrix that is
-    iterated on has a random change, whose norm is about that of rounding.
+    ``triangle`` holds those of the triangle of its QR factorization, which is the matrix itself if
+    it is triangular. ``u`` is unitary to rounding, also where singular values are zero: then the
+    matrix that is iterated on has a random change, whose norm is about that of rounding.
     """
-    slots = _redistribute.columns_to_slots(triangle, layout)
-    scale = _bound(slots, axes)
-    x = slots / jnp.where(scale > 0, scale, 1)
     me = lax.axis_index(axes)
-    x = _redistribute.set_padding(x, layout, me, jnp.ones((), x.dtype))
-    least = _least_singular_value(x, layout, axes, kernels)
+    slots = _redistribute.columns_to_slots(rows, layout)
+    scale = _bound(slots, axes)
+
+    def scaled(slots: jax.Array) -> jax.Array:
+        x = slots / jnp.where(scale > 0, scale, 1)
+        return _redistribute.set_padding(x, layout, me, jnp.ones((), x.dtype))
+
+    upper = scaled(_redistribute.columns_to_slots(triangle, layout))
+    least = _least_singular_value(upper, layout, axes, kernels)
+    x = scaled(slots)
     eps = jnp.finfo(x.dtype).eps
     singular = ~(least > 4 * eps)
     key = jax.random.fold_in(jax.random.key(0), me)
@@ -71,9 +82,10 @@ def polar(triangle: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> Pol
     smallest = 0.01 * eps / layout.padded
     least = jnp.where(singular, smallest, jnp.minimum(0.5 * least, 0.9))
     u = _iterate(start, least, layout, axes, kernels)
-    h = _products.adjoint_times(u, _flat(x), layout, axes).reshape(x.shape)
+    # From the rows as they were given, so that their slots are not held during the iteration.
+    h = _redistribute.columns_to_slots(_products.adjoint_times(u, rows, layout, axes), layout)
     h = (h + _redistribute.adjoint(h, axes)) / 2
-    return Polar(u, _redistribute.set_padding(h * scale, layout, me, jnp.ones((), h.dtype)))
+    return Polar(u, _redistribute.set_padding(h, layout, me, jnp.ones((), h.dtype)))
 
 
 def _flat(slots: jax.Array) -> jax.Array:
@@ -157,18 +169,33 @@ def _step_by_qr(
     kernels: bool,
 ) -> jax.Array:
     """``b/c x + (a - b/c) / sqrt(c) q1 q2^H`` for ``[sqrt(c) x; 1] = [q1; q2] r``."""
-    rows, local = layout.rows, jnp.arange(layout.rows)
-    one = jnp.zeros_like(x).at[local, lax.axis_index(axes), local].set(1)
+    rows, me = layout.rows, lax.axis_index(axes)
+    place = jnp.arange(layout.padded).reshape(1, -1, rows)
+    diagonal = place == me * rows + jnp.arange(rows)[:, None, None]
+    # The minimum is 1, here where c is large. XLA would hold a constant during all steps.
+    one = jnp.where(diagonal, jnp.minimum(c, 1), 0).astype(x.dtype)
 
-    def nearer(_: jax.Array, q: jax.Array) -> jax.Array:
-        gram = _products.adjoint_times(q, _flat(q), layout, axes)
-        low, _ = _cholesky.factor(gram.reshape(x.shape), layout, axes, False, kernels)
+    def nearer(_: jax.Array, q: Parts) -> Parts:
+        low, _ = _cholesky.factor(_gram(q, layout, axes), layout, axes, False, kernels)
         return _times_adjoint_inverse(q, low, layout, axes)
 
     # A loop, because XLA compiles its body once.
-    q = lax.fori_loop(0, 2, nearer, jnp.concatenate([jnp.sqrt(c) * x, one]))
-    product = _products.times_adjoint(_flat(q[:rows]), _flat(q[rows:]), layout, axes)
+    q1, q2 = lax.fori_loop(0, 2, nearer, (jnp.sqrt(c) * x, one))
+    product = _products.times_adjoint(_flat(q1), _flat(q2), layout, axes)
     return b / c * x + (a - b / c) / jnp.sqrt(c) * product
+
+
+def _gram(parts: Parts, layout: RowMap, axes: Axes) -> jax.Array:
+    """``q^H q`` for the ``q`` of these parts, in slots."""
+
+    def step(s: jax.Array, found: jax.Array) -> jax.Array:
+        products = [gemm(adjoint(_columns(x, s, layout)), _flat(x)) for x in parts]
+        rows = lax.psum_scatter(sum(products), axes, scatter_dimension=0, tiled=True)
+        rows = rows.reshape(layout.tile, *found.shape[1:])
+        return lax.dynamic_update_slice_in_dim(found, rows, s * layout.tile, axis=0)
+
+    found = _products.unset(parts[0].shape, parts[0])
+    return lax.fori_loop(0, layout.steps, step, found)
 
 
 def _step_by_cholesky(
@@ -203,7 +230,7 @@ def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) 
         )
         return _with_columns(x, here, s, layout)
 
-    x = _times_adjoint_inverse(x, low, layout, axes)
+    (x,) = _times_adjoint_inverse((x,), low, layout, axes)
     return lax.fori_loop(0, layout.steps, step, x)
 
 
@@ -211,18 +238,26 @@ def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) 
 # several sizes takes long to compile.
 
 
-def _times_adjoint_inverse(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    """``x low^-H`` for local rows ``x``, (r, P, R)."""
+def _times_adjoint_inverse(parts: Parts, low: jax.Array, layout: RowMap, axes: Axes) -> Parts:
+    """``x low^-H`` for the local rows of ``x``, (r, P, R), whose blocks are ``parts``."""
 
-    def step(s: jax.Array, x: jax.Array) -> jax.Array:
+    def step(s: jax.Array, parts: Parts) -> Parts:
         def left(j: jax.Array, here: jax.Array) -> jax.Array:
-            return here - gemm(_columns(x, j, layout), adjoint(_block(low, s, j, layout, axes)))
+            block = adjoint(_block(low, s, j, layout, axes))
+            return here - gemm(_columns_of(parts, j, layout), block)
 
-        here = lax.fori_loop(0, s, left, _columns(x, s, layout))
+        here = lax.fori_loop(0, s, left, _columns_of(parts, s, layout))
         here = solve_right(here, _block(low, s, s, layout, axes))
-        return _with_columns(x, here, s, layout)
+        blocks = jnp.split(here, len(parts))
+        return tuple(
+            _with_columns(x, some, s, layout) for x, some in zip(parts, blocks, strict=True)
+        )
 
-    return lax.fori_loop(0, layout.steps, step, x)
+    return lax.fori_loop(0, layout.steps, step, parts)
+
+
+def _columns_of(parts: Parts, s: jax.Array, layout: RowMap) -> jax.Array:
+    return jnp.concatenate([_columns(x, s, layout) for x in parts])
 
 
 def _columns(x: jax.Array, s: jax.Array, layout: RowMap) -> jax.Array:

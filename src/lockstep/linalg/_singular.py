@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
@@ -116,6 +117,8 @@ def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
     if not k:
         u, vh = (_qr.unit(result(plan, x), x, a.dtype) for x in (u_shape, vh_shape))
         return (u,) * plan.u + (jnp.zeros(0, a.real.dtype),) + (vh,) * plan.vh
+    if not plan.u and not plan.vh:
+        return (_values(a, plan),)
     factored, triangle = _factor(a, plan)
     found = _of_triangle(triangle, plan)
     return _finish(factored, found, plan)
@@ -131,17 +134,18 @@ def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
     return _unitary_factor(factored, u, plan), _square_matrix(h, plan)
 
 
-@functools.partial(jax.jit, static_argnames="plan")
-def _factor(a: jax.Array, plan: Plan) -> tuple[Factored, jax.Array]:
-    """The QR factorization of the tall matrix, and the local rows of its triangle."""
+@functools.partial(jax.jit, static_argnames=("plan", "reflectors"))
+def _factor(a: jax.Array, plan: Plan, reflectors: bool = True) -> tuple[Factored | None, jax.Array]:
+    """The QR factorization of the tall matrix, if wanted, and the local rows of its triangle."""
     tall = plan.tall
 
-    def body(shard: jax.Array) -> tuple[Factored, jax.Array]:
+    def body(shard: jax.Array) -> tuple[Factored | None, jax.Array]:
         rows = tall.take_adjoint(shard, plan.placed) if plan.is_wide else tall.take(shard)
         factored = _householder.factor(rows, tall.panels, tall.axes)
-        return factored, factored.triangle
+        return factored if reflectors else None, factored.triangle
 
-    return tall.map(body, plan.placed.spec, (tall.factored_specs(), P(tall.axes)))(a)
+    specs = tall.factored_specs() if reflectors else None
+    return tall.map(body, plan.placed.spec, (specs, P(tall.axes)))(a)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -153,7 +157,7 @@ def _polar_of_triangle(triangle: jax.Array, plan: Plan) -> tuple[jax.Array, jax.
         if plan.replicated:
             u, s, vh = _by_lapack(rows, plan)
             return _local(gemm(u, vh), plan), _local(gemm(adjoint(vh) * s, vh), plan)
-        u, h = _qdwh.polar(rows, layout, tall.axes, plan.kernels)
+        u, h = _qdwh.polar(rows, rows, layout, tall.axes, plan.kernels)
         u, h = (_redistribute.columns_from_slots(x, layout) for x in (u, h))
         return u, h
 
@@ -165,14 +169,49 @@ def _of_triangle(triangle: jax.Array, plan: Plan) -> OfTriangle:
     if plan.replicated:
         return _of_small_triangle(triangle, plan)
     u, h = _polar_of_triangle(triangle, plan)
-    n, square = plan.tall.columns, plan.square
-    problem = _eigh.Problem(square, True, plan.u or plan.vh, 0, n, False, plan.kernels, n)
-    found = _eigh.compute(_square_matrix(h, plan), problem)
-    if not problem.vectors:
-        nothing = jnp.zeros((0, 0), triangle.dtype)
-        return OfTriangle(nothing, jnp.sort(jnp.abs(found))[::-1], nothing)
-    values, vectors = found
+    values, vectors = _eigh.compute(_square_matrix(h, plan), _problem(plan))
     return _turned(u, values, vectors, plan)
+
+
+def _problem(plan: Plan) -> _eigh.Problem:
+    n = plan.tall.columns
+    return _eigh.Problem(plan.square, True, plan.u or plan.vh, 0, n, False, plan.kernels, n)
+
+
+def _values(a: jax.Array, plan: Plan) -> jax.Array:
+    _, triangle = _factor(a, plan, False)
+    if plan.replicated:
+        return _of_small_triangle(triangle, plan).s
+    square = plan.square.spec == P(plan.tall.axes, None) and triangle.shape[0] == plan.tall.columns
+    donating = square and not isinstance(a, Tracer)
+    h = (_hermitian_factor_donating if donating else _hermitian_factor)(a, triangle, plan)
+    del triangle
+    return jnp.sort(jnp.abs(_eigh.compute(h, _problem(plan))))[::-1]
+
+
+def _find_hermitian_factor(a: jax.Array, triangle: jax.Array, plan: Plan) -> jax.Array:
+    """The ``h`` of ``a = u h``. That of a square ``a`` is found from ``a`` itself, for which the
+    caller has memory anyway."""
+    tall, layout, placed = plan.tall, plan.tall.panels.triangle, plan.square
+    m, n = plan.shape
+
+    def body(shard: jax.Array, triangle: jax.Array) -> jax.Array:
+        rows = triangle
+        if m == n:
+            rows = tall.take(shard)
+            if layout.padded > n or rows.shape != triangle.shape:
+                rows = _redistribute.rows_from_shard(shard, plan.placed.sharded, n, layout)
+            # Otherwise rows in the layout of the panels do: h is the same for any order of rows.
+        _, h = _qdwh.polar(rows, triangle, layout, tall.axes, plan.kernels)
+        return _qr.give(_redistribute.columns_from_slots(h, layout), layout, placed)
+
+    return tall.map(body, (plan.placed.spec, P(tall.axes)), placed.spec)(a, triangle)
+
+
+_hermitian_factor = jax.jit(_find_hermitian_factor, static_argnames="plan")
+_hermitian_factor_donating = jax.jit(
+    _find_hermitian_factor, static_argnames="plan", donate_argnums=1
+)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
