@@ -205,6 +205,14 @@ DISAGREEMENTS = [
         {"jax": (jax.__version__, "0.99"), "x64": ("False", "True")},
     ),
     ({"PYTHONHASHSEED": "7"}, {"PYTHONHASHSEED": ("random", "7")}),
+    (
+        {"JAX_DEFAULT_MATMUL_PRECISION": "highest"},
+        {"matmul precision": ("default", "highest")},
+    ),
+    (
+        {"JAX_DEFAULT_PRNG_IMPL": "rbg"},
+        {"random numbers": ("threefry2x32/True", "rbg/True")},
+    ),
 ]
 
 

@@ -100,6 +100,9 @@ def _check_agreement(topic: str, facts: config_check.Settings) -> None:
     config_check.check([str(other) for other in range(count)], found)
 
 
+_RANDOM_NUMBERS = ("jax_default_prng_impl", "jax_threefry_partitionable")
+
+
 def _settings() -> dict[str, str]:
     import jax
     from jaxlib import version as jaxlib_version
@@ -117,7 +120,18 @@ def _settings() -> dict[str, str]:
         "engine": bindings.interface(),
         "PYTHONHASHSEED": _hash_seed(),
         "XLA_FLAGS": compilations.flags() or "none",
+        "matmul precision": _optional("jax_default_matmul_precision"),
+        "random numbers": "/".join(map(_optional, _RANDOM_NUMBERS)),
     }
+
+
+def _optional(name: str) -> str:
+    """A setting that another jax may not have."""
+    try:
+        value = _jax_compat.setting(name)
+    except AttributeError:
+        return "none"
+    return "default" if value is None else str(value)
 
 
 def _hash_seed() -> str:

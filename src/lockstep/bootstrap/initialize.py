@@ -69,9 +69,10 @@ def initialize(
       mtls_ca_file: path of a PEM file with the certificates by which peers are verified.
       mtls_peer_uri_prefix: how a URI in the certificate of a peer has to begin.
       verify_secure_credentials: True raises where the service would have no secure credentials.
-      check: compare the versions of jax, jaxlib and lockstep, the engine, x64 mode, platform,
-        collectives, PYTHONHASHSEED, and number and kind of local devices of all processes. This
-        makes JAX's backend, as any computation would. Default: True.
+      check: compare the versions of jax, jaxlib and lockstep, the engine, x64 mode, the precision
+        of matrix products, the generator of random numbers, platform, collectives, PYTHONHASHSEED,
+        XLA_FLAGS, and number and kind of local devices of all processes. This makes JAX's backend,
+        as any computation would. Default: True.
       more: arguments that a newer `jax.distributed.initialize` takes.
 
     Raises:
