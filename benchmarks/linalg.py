@@ -118,7 +118,7 @@ def _calls(routine: str, by: str) -> Callable[..., Any]:
 
 def _of_jaxmg(routine: str) -> Callable[..., Any]:
     """Its calls, which donate their operands: b is used again."""
-    import jaxmg
+    import jaxmg  # pyright: ignore[reportMissingImports]
 
     return {
         "posv": lambda a, b: jaxmg.potrs(a, b.copy(), TILE),

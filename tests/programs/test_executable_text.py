@@ -14,7 +14,7 @@ from lockstep.programs.executable_text import first_difference
 
 
 def executable(function: Any, size: int = 4) -> Lowered:
-    made = jax.jit(function).lower(jnp.ones(size)).compile().runtime_executable()
+    made: Any = jax.jit(function).lower(jnp.ones(size)).compile().runtime_executable()
     text = made.hlo_modules()[0].to_string()
     return Lowered("step (a.py:3)", (0, 1), "", text, is_executable=True)
 

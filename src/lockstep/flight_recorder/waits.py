@@ -104,10 +104,18 @@ def waits_of(values: Mapping[str, Any]) -> Waits:
     uses = {str(key): int(use) for key, use in dict(values["uses"]).items()}
     known = rest and (int(rest[0]), int(rest[1]))
     compiles, since, seconds = values["compiles"]
-    names = ("callback", "thread", "left", "unanswered")
-    told = (str(values[name]) for name in names)
-    times = float(since), float(seconds)
-    return Waits(tuple(barriers), uses, known, *told, str(compiles), *times)
+    return Waits(
+        tuple(barriers),
+        uses,
+        known,
+        str(values["callback"]),
+        str(values["thread"]),
+        str(values["left"]),
+        str(values["unanswered"]),
+        str(compiles),
+        float(since),
+        float(seconds),
+    )
 
 
 def read_waits(path: Path | str) -> Waits:
