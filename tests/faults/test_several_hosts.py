@@ -114,7 +114,7 @@ def test_every_step_of_random_programs_is_exact(hosts: Hosts, layout: Layout) ->
     [
         ("kill", "was killed by SIGKILL (signal 9) after 24 collectives"),
         ("raise", "failed: RuntimeError: no more of this"),
-        ("exit", "ended after 24 collectives"),
+        ("exit", "ended by sys.exit() at between_hosts.py:79 after 24 collectives"),
         ("dtype", "called all-reduce (sum) of 1 x s32"),
     ],
 )
