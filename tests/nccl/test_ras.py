@@ -17,7 +17,8 @@ from lockstep.nccl import ras_port, ras_report
 from lockstep.nccl.ras_polls import NEEDED, RasPolls
 from lockstep.watchdog import store_watch
 from lockstep.watchdog.library_counts import Lag, Place
-from lockstep.watchdog.store_watch import Source, Watch
+from lockstep.watchdog.source import Source
+from lockstep.watchdog.store_watch import Watch
 from nccl.ras_stand_in import RasPort, answer, missing, rank, sends, slowly
 from support import wait_until
 

@@ -22,4 +22,4 @@ def test_it_stands_still_until_something_is_done(thread: StillThread) -> None:
 
 def test_seconds_that_are_left_out_are_no_wait(thread: StillThread) -> None:
     thread.leave_out(600.0)
-    assert (thread.still(601.0), thread.idle(601.0)) == (1.0, 1.0)
+    assert (thread.still(601.0), thread.waited(601.0)) == (1.0, 1.0)

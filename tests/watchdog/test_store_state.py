@@ -34,7 +34,6 @@ def of(
     inside: str = "",
     compiles: Program | None = None,
     ended: bool = False,
-    idle: float = 0.0,
 ) -> ProcessState:
     own = tuple(e._replace(rank=index) for e in entries)
     members = tuple(index if rank == index else -1 for rank in range(count))
@@ -50,9 +49,7 @@ def of(
     )
     callers = {9: (Caller("/a/train.py", 3, "step", "1-5"),)}
     place = f"train.py:{40 + index}"
-    return ProcessState(
-        index, record, callers, "File ...", place, inside, 31.0, compiles, idle=idle
-    )
+    return ProcessState(index, record, callers, "File ...", place, inside, 31.0, compiles)
 
 
 def test_a_state_is_the_same_after_its_way_through_the_store() -> None:
@@ -155,21 +152,18 @@ def test_one_that_compiles_alone_hears_where_the_others_are() -> None:
 
 
 def test_one_that_waits_in_the_compiler_longer_than_the_limit_fails_all() -> None:
-    step = program()
-    idle = of(0, inside="compile", compiles=step, idle=40.0)
-    busy = of(0, inside="compile", compiles=step, idle=2.0)
-    text, for_all = state.stands_in_jax([idle, of(1)], 0, range(2), 30.0)
+    waits = of(0, inside="compile", compiles=program())
+    text, for_all = state.stands_in_jax([waits, of(1)], 0, range(2), 31.0)
     assert for_all
     assert text == (
         "a compilation has waited 31 s (--collective-timeout). process 0 compiles step "
         "(train.py:41), which XLA does on GPUs on all processes of a program together; process 1 "
         "is at train.py:41"
     )
-    assert not state.stands_in_jax([busy, of(1)], 0, range(2), 30.0)[1], "it compiles"
-    assert not state.stands_in_jax([idle, of(1)], 0, range(2), 0)[1], "no limit is set"
-    assert state.stands_in_jax(
-        [idle, of(1), of(2, inside="compile", compiles=step)], 0, (0, 2), 30.0
-    ) == ("", False)
+    elsewhere = of(2, inside="compile", compiles=program())
+    assert state.stands_in_jax([waits, of(1), elsewhere], 0, (0, 2), 31.0) == ("", False)
+    running = of(0, inside="block_until_ready")
+    assert not state.stands_in_jax([running, of(1)], 0, range(2), 31.0)[1], "a long kernel"
 
 
 def test_programs_that_differ_in_their_names_are_told_by_these() -> None:

@@ -19,7 +19,8 @@ from lockstep.nccl.ras_polls import RasPolls
 from lockstep.programs import compilations
 from lockstep.watchdog import launch_watch, shutdown_hook
 from lockstep.watchdog.own_waits import OwnWaits
-from lockstep.watchdog.store_watch import Source, Watch
+from lockstep.watchdog.source import Source
+from lockstep.watchdog.store_watch import Watch
 
 GPU = ("gpu", "cuda", "rocm")
 """JAX's names of platforms whose collectives go over NCCL, or AMD's RCCL, which is alike."""

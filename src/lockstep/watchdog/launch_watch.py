@@ -19,7 +19,8 @@ from lockstep.watchdog import ending, main_thread, shutdown_hook
 from lockstep.watchdog.library_counts import LibraryCounts
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.record_reader import write_sites
-from lockstep.watchdog.store_watch import Source, Watch
+from lockstep.watchdog.source import Source
+from lockstep.watchdog.store_watch import Watch
 
 HOOK = "the watch of launches"
 _GLOO = "gloo"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,17 @@ _SHARE = 0.2
 take a few percent while a process waits."""
 
 
+class Limit(enum.Enum):
+    """What the thread has reached where it stands."""
+
+    WARNING = enum.auto()
+    """``--stall-warning``."""
+    TIMEOUT = enum.auto()
+    """``--collective-timeout``, by the clock."""
+    WAIT = enum.auto()
+    """``--collective-timeout``, all of it without processor time."""
+
+
 class StillThread:
     """Stands still means: the same Python instruction, and nothing that the process has done."""
 
@@ -20,7 +32,7 @@ class StillThread:
         self._position: Any = None
         self._since = self._looked = self._busy = now
         self._used = time.process_time()
-        self._told: set[int] = set()
+        self._told: set[Limit] = set()
         self.inside = ""
         """The function of JAX in which it stood at the last look; "": in none."""
 
@@ -46,19 +58,19 @@ class StillThread:
         """For how many seconds it has been there."""
         return now - self._since
 
-    def idle(self, now: float) -> float:
-        """For how many seconds the process has used next to no processor time."""
-        return now - self._busy
+    def waited(self, now: float) -> float:
+        """For how many seconds it has been there and the process has used next to no processor
+        time: it waits, and does not compile."""
+        return now - max(self._since, self._busy)
 
-    def reached(self, now: float, warning: float, timeout: float) -> Iterator[tuple[float, bool]]:
-        """The limits that are reached now, each once in a place, and whether it is the timeout.
-
-        The timeout comes twice: by the clock, and when it has been idle for so long.
-        """
-        still = self.still(now)
-        waited = min(still, self.idle(now))
-        limits = ((warning, still), (timeout, still), (timeout, waited))
-        for number, (limit, seconds) in enumerate(limits):
-            if limit and seconds >= limit and number not in self._told and self.inside:
-                self._told.add(number)
-                yield limit, number > 0
+    def reached(self, now: float, warning: float, timeout: float) -> Iterator[Limit]:
+        """The limits that are reached now, each once in a place."""
+        seconds = {
+            Limit.WARNING: (self.still(now), warning),
+            Limit.TIMEOUT: (self.still(now), timeout),
+            Limit.WAIT: (self.waited(now), timeout),
+        }
+        for limit, (reached, given) in seconds.items():
+            if given and reached >= given and limit not in self._told and self.inside:
+                self._told.add(limit)
+                yield limit

@@ -45,8 +45,6 @@ class ProcessState:
     """For how many seconds it has compiled that program."""
     left: str = ""
     """The call that ended the program, ``sys.exit() at train.py:7``."""
-    idle: float = 0.0
-    """For how many seconds the process has used next to no processor time."""
 
     def to_json(self) -> dict[str, Any]:
         longest = max((len(ring.entries) for ring in self.record.rings), default=0)
@@ -67,7 +65,6 @@ class ProcessState:
             "compiles": self.compiles.to_json() if self.compiles else None,
             "compiled_for": self.compiled_for,
             "left": self.left,
-            "idle": self.idle,
             "programs": {
                 str(n): one.without_module().to_json() for n, one in self.programs.items()
             },
@@ -88,13 +85,12 @@ class ProcessState:
             stack, at, inside, left = (str(found[name]) for name in names)
             record, still = format.parse(packed), float(found["still"])
             program, seconds = found["compiles"], float(found["compiled_for"])
-            idle = float(found["idle"])
             compiles = Program.from_json(program) if program else None
             programs = {int(n): Program.from_json(one) for n, one in found["programs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
             raise RecordError(f"process {index} has published no state: {error!r}") from error
         where = stack, at, inside, still
-        return cls(index, record, callers, *where, compiles, programs, seconds, left, idle)
+        return cls(index, record, callers, *where, compiles, programs, seconds, left)
 
     @property
     def launched_last(self) -> Program | None:
@@ -210,16 +206,15 @@ def _place(state: ProcessState) -> str:
 
 
 def stands_in_jax(
-    states: Sequence[ProcessState | None], process: int, among: Collection[int], limit: float
+    states: Sequence[ProcessState | None], process: int, among: Collection[int], waited: float
 ) -> tuple[str, bool]:
     """What to say of ``process``, which stands still in a call of JAX outside of a collective.
 
     On GPUs XLA compiles a program of several processes together, and NCCL makes communicators
     together: both wait for a process that does not come. "" where nothing is known to be wrong.
     ``among`` are the processes of what it compiles. The second is whether all processes are to hear
-    it: they compile different programs, or this one waits in the compiler for another that runs
-    Python. A compiler that works uses the processor; one that has used none for ``limit`` seconds
-    waits (0: no such limit).
+    it: they compile different programs, or this one has ``waited`` in the compiler, for so many
+    seconds beyond the limit, for another that runs Python (0: it may still compile).
     """
     own = states[process]
     if own is None or not own.inside:
@@ -230,9 +225,9 @@ def stands_in_jax(
     others = [s for s in states if s and s.index in among and s.index != process and not s.inside]
     if not others:
         return "", False
-    if limit and own.compiles and min(own.idle, own.still) >= limit:
+    if own.compiles and own.still >= waited > 0:  # it has not gone on since then
         text = (
-            f"a compilation has waited {min(own.idle, own.still):.0f} s (--collective-timeout). "
+            f"a compilation has waited {waited:.0f} s (--collective-timeout). "
             f"process {process} compiles {own.compiles.title}, which XLA does on GPUs on all "
             f"processes of a program together; {where(others)}"
         )

@@ -16,11 +16,10 @@ continues from a checkpoint.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,9 @@ from lockstep.programs.compilations import Program
 from lockstep.watchdog import ending, library_counts, main_thread, own_waits, shutdown_hook
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
-from lockstep.watchdog.library_counts import Lag, LibraryCounts
-from lockstep.watchdog.still_thread import StillThread
+from lockstep.watchdog.library_counts import Lag
+from lockstep.watchdog.source import Source
+from lockstep.watchdog.still_thread import Limit, StillThread
 from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
 from lockstep.watchdog.store_state import Missing, ProcessState
 
@@ -52,27 +52,6 @@ _STOPPED_SECONDS = 2.0
 (Ctrl-Z, Slurm's suspend): no wait has become longer by it."""
 _DIFFERENCES = (diagnose.Kind.MISMATCH, diagnose.Kind.ONE_SIDED, diagnose.Kind.PROGRAMS)
 """The faults of launches that are compared."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """What is recorded in this process."""
-
-    library: str
-    """``NCCL``, ``gloo``: what moves the data."""
-    read: Callable[[int | None], ProcessRecord]
-    """The record now, with so many entries of each device."""
-    programs: Callable[[], Mapping[int, Program]] = dict
-    """The programs that were launched, by the run ids in the record."""
-    owner: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    """The process of each device, where the record is of launches: these are compared."""
-    counts: LibraryCounts | None = None
-    """What the library says itself. It is one of GPUs then, for which XLA compiles on all processes
-    together."""
-
-    @property
-    def is_of_launches(self) -> bool:
-        return bool(self.owner)
 
 
 def _processes(program: Program | None, count: int) -> set[int]:
@@ -202,19 +181,18 @@ class Watch(threading.Thread):
         """Asks the others where the thread has stood still in JAX, in no collective."""
         config = _config.current()
         self._main.look(now, (compilations.current(), self._progress))
-        for limit, is_late in self._main.reached(
-            now, config.stall_warning, config.collective_timeout
-        ):
+        limits = (config.stall_warning, config.collective_timeout)
+        for limit in self._main.reached(now, *limits):
             if not state.waits(self._source.read(None)):
-                self._tell_of_jax(limit if is_late else 0.0)
+                waited = self._main.waited(now) if limit is Limit.WAIT else 0.0
+                self._tell_of_jax(waited, is_late=limit is not Limit.WARNING)
 
-    def _tell_of_jax(self, limit: float) -> None:
+    def _tell_of_jax(self, waited: float, is_late: bool) -> None:
         states = self._states(self._over)
         ordered = [states.get(index) for index in range(self._count)]
-        own = states.get(self._own.process)
-        among = _processes(own.compiles if own else None, self._count)
-        text, is_proof = state.stands_in_jax(ordered, self._own.process, among, limit)
-        if text and is_proof and limit:
+        among = _processes(states[self._own.process].compiles, self._count)
+        text, is_proof = state.stands_in_jax(ordered, self._own.process, among, waited)
+        if text and is_proof and is_late:
             self._publish(f"lockstep: {text}")
         elif text and (not is_proof or min(states) == self._own.process):
             ending.say(f"lockstep: {text}")
@@ -265,7 +243,6 @@ class Watch(threading.Thread):
             self._source.programs(),
             now - compiled[0] if compiled else 0.0,
             own_waits.exit_of_program(),
-            self._main.idle(now),
         )
 
     def _states(self, over: threading.Event) -> dict[int, ProcessState]:
