@@ -261,6 +261,19 @@ def measure(
     return [json.loads(line[line.index("{") :]) for line in lines]
 
 
+def measure_jaxmg(
+    options: argparse.Namespace, routine: str, size: tuple[int, int]
+) -> list[dict] | None:
+    """As `measure`; None where jaxmg is not installed, has no such routine, or fails."""
+    if not options.gpu or routine in NOT_OF_JAXMG or not find_spec("jaxmg"):
+        return None
+    try:
+        return measure(options, routine, size, "jaxmg")
+    except SystemExit as error:
+        print(f"no {routine} of jaxmg: {str(error).splitlines()[-1]}", file=sys.stderr)
+        return None
+
+
 def size_of(text: str) -> tuple[int, int]:
     """(rows, columns) of "N" or "MxN"."""
     m, _, n = text.partition("x")
@@ -278,7 +291,8 @@ class ScaLAPACK:
         self.ranks, self.repeats = options.processes, options.repeats
         self.binary: str | None = str(Path(folder) / "scalapack")
         self.best: dict[tuple[str, tuple[int, int]], tuple[int, tuple[int, int]]] = {}
-        if not (shutil.which("mpicc") and shutil.which("mpirun")) or options.dtype != "float64":
+        tools = shutil.which("mpicc") and shutil.which("mpirun")
+        if options.gpu or not tools or options.dtype != "float64":
             self.binary = None
             return
         source = str(HERE.with_name("scalapack.c"))
@@ -325,10 +339,9 @@ def compare(
 ) -> list[dict]:
     """Ours, the peer's and one process's in turn, ``rounds`` times: the least of each."""
     rows: list[dict] = []
-    jaxmg = options.gpu and routine not in NOT_OF_JAXMG and find_spec("jaxmg")
     for _ in range(options.rounds):
         ours, one = (measure(options, routine, size, by) for by in ("lockstep", "jax"))
-        peers = measure(options, routine, size, "jaxmg") if jaxmg else [None] * len(ours)
+        peers = measure_jaxmg(options, routine, size) or [None] * len(ours)
         for k, (mine, alone, theirs) in enumerate(zip(ours, one, peers, strict=True)):
             now = {**mine, "routine": routine, "m": size[0], "n": size[1], "one": alone["seconds"]}
             if options.gpu:
@@ -338,8 +351,8 @@ def compare(
             if k == len(rows):
                 rows.append(now)
             for key in {"seconds", "one", "jaxmg", "scalapack"} & now.keys():
-                if now[key] is not None:
-                    rows[k][key] = min(rows[k][key], now[key])
+                known = [row[key] for row in (rows[k], now) if row[key] is not None]
+                rows[k][key] = min(known, default=None)
     return rows
 
 
@@ -373,8 +386,8 @@ def main() -> None:
                 found = compare(options, routine, size, peer)
                 rows += found
                 print("\n".join(map(as_line, found)), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+                if options.json:  # what was measured stays, where a later one fails
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def as_line(row: dict) -> str:
