@@ -227,12 +227,18 @@ else:
 EXECUTABLES = full("lockstep"), full("gloo"), full("mpi")
 
 
+def save(collectives: str, folder: Path, which: str) -> tuple[list[str], list[str]]:
+    """Has a job save its executables; the options and arguments of a job that loads them."""
+    options, given = ["--collectives", collectives, "--grace", "10"], [str(folder / "e"), which]
+    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    return options, given
+
+
 @needs_numbers
 @pytest.mark.parametrize("collectives", ["lockstep", *EXECUTABLES[1:]])
 def test_what_differs_in_executables_that_were_saved(collectives: str, tmp_path: Path) -> None:
     """They have no modules: their compiled texts are compared."""
-    options, given = ["--collectives", collectives, "--grace", "10"], [str(tmp_path / "e"), "other"]
-    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    options, given = save(collectives, tmp_path, "other")
     result = run_lockstep(
         options, HEAD + SAVED, d=1, timeout=120, program_args=given, expect_status=None
     )
@@ -247,8 +253,7 @@ def test_what_differs_in_executables_that_were_saved(collectives: str, tmp_path:
 def test_an_executable_that_one_process_compiles_is_no_difference(
     collectives: str, tmp_path: Path
 ) -> None:
-    options, given = ["--collectives", collectives], [str(tmp_path / "e"), "same"]
-    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    options, given = save(collectives, tmp_path, "same")
     (tmp_path / "e-1").unlink()
     one = SAVED.replace("    file.write", "    print(float(step(x)))\n    file.write")
     result = run_lockstep(options, HEAD + one, d=1, timeout=120, program_args=given)
@@ -259,8 +264,7 @@ def test_an_executable_that_one_process_compiles_is_no_difference(
 def test_flags_of_one_process_are_an_error_for_an_executable(
     collectives: str, tmp_path: Path
 ) -> None:
-    options, given = ["--collectives", collectives], [str(tmp_path / "e"), "same"]
-    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    options, given = save(collectives, tmp_path, "same")
     flags = "--xla_cpu_enable_fast_math=true"
     result = run_with_flags_of_one(flags, options, HEAD + SAVED, tmp_path, given)
     assert result.status not in (0, None), result

@@ -34,7 +34,7 @@ def test_its_programs_on_cpus(name: str) -> None:
     said = [json.loads(line) for lines in result.by_process.values() for line in lines]
     errors = [one["error"] for one in said if "error" in one]
     assert len(errors) == (12 if name == "collectives" else 0)
-    assert max(errors, default=0) < 1e-5
+    assert all(error < 1e-5 for error in errors), errors  # a NaN is not
     assert not any(one.get("differ") for one in said)
     assert said
 
@@ -45,7 +45,7 @@ def test_its_solvers_on_a_cpu() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     ratios = [json.loads(line)["ratio"] for line in done.stdout.splitlines()]
     assert len(ratios) == 3
-    assert max(ratios) < 1
+    assert all(ratio < 1 for ratio in ratios), ratios  # a NaN is not
 
 
 @pytest.mark.full
@@ -53,7 +53,7 @@ def test_its_solvers_over_two_processes() -> None:
     result = run_lockstep(["--platform", "cpu"], PROGRAMS, program_args=["solvers"], timeout=300)
     said = [json.loads(line) for lines in result.by_process.values() for line in lines]
     assert {one["routine"] for one in said} >= {"solve", "qr", "lstsq", "svd", "polar", "eigh"}
-    assert max(one["ratio"] for one in said) < 1
+    assert all(one["ratio"] < 1 for one in said), said  # a NaN is not
 
 
 def test_all_parts_together_stay_under_nine_minutes() -> None:

@@ -93,8 +93,8 @@ def _of_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> _F
         calls = words.calls(moved[0], ours, moved[1], theirs)
         return found.OPERATIONS, "an operation", calls, (moved[0].place, moved[1].place)
     at = len(pairs) if at is None else at
-    # Where one process calls a function again, the other may have a second one of that name,
-    # because the first ones differ.
+    # One process may call a function again where the other has a second one of that name, because
+    # the first ones differ.
     is_call = at < len(pairs) and all(op.name == "call" for op in pairs[at])
     if is_call and (bodies := _called(pairs[:at], ours, theirs)):
         return _of_operations(*bodies)

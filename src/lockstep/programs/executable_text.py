@@ -52,7 +52,7 @@ def _told(line: str) -> str:
 
 
 def _place(lines: Sequence[str], at: int, text: str) -> SourceLine:
-    """Where an instruction comes from: a constant has the line of what uses it."""
+    """The line that an instruction comes from; a constant's is that of the instruction using it."""
     if at >= len(lines):
         return SourceLine()
     places = hlo_metadata.places(text)
