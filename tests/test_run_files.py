@@ -88,7 +88,7 @@ def test_an_end_is_written_in_the_room_that_was_left_for_it(
 ) -> None:
     folder = tmp_path / "process_0"
     _run_files.make_folder(folder)
-    write = Path.write_text
+    write = Path.write_bytes
 
     def full(path: Path, *arguments: Any, **more: Any) -> int:
         if (folder / _run_files.ROOM).exists():
@@ -96,7 +96,7 @@ def test_an_end_is_written_in_the_room_that_was_left_for_it(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(path, *arguments, **more)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     ErrorRecord(1.0, 1, "ValueError: no data", "").write(folder)
     Exit.of(1).write(folder)
     error, ended = _run_files.read_ending(folder)

@@ -279,17 +279,25 @@ def make_folder(folder: Path) -> None:
         (folder / ROOM).write_bytes(bytes(ROOM_BYTES))
 
 
-def _write(path: Path, values: dict[str, object]) -> None:
-    """Writes a file whole or not at all, on a full disk in the room that was left for it."""
-    text = json.dumps(values, indent=1)
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all: a reader never sees a part. Raises OSError."""
     unfinished = path.with_name(f"{path.name}.new")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
     except OSError:
         unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, values: dict[str, object]) -> None:
+    """Writes how a process ended, on a full disk in the room that was left for it."""
+    data = json.dumps(values, indent=1).encode()
+    try:
+        write_whole(path, data)
+    except OSError:
         path.with_name(ROOM).unlink(missing_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+        write_whole(path, data)
 
 
 def none_joined(attempt: Path) -> bool:
@@ -302,10 +310,8 @@ def none_joined(attempt: Path) -> bool:
 
 def write_continues_from(folder: Path, step: int) -> None:
     """Notes the step of the checkpoint that a process has restored, if it can."""
-    unfinished = folder / f"{CONTINUES_FROM}.new"
     with contextlib.suppress(OSError):
-        unfinished.write_text(str(step))
-        unfinished.replace(folder / CONTINUES_FROM)
+        write_whole(folder / CONTINUES_FROM, b"%d" % step)
 
 
 def read_continues_from(attempt: Path) -> int | None:
@@ -318,9 +324,7 @@ def read_continues_from(attempt: Path) -> int | None:
 
 def write_lost(attempt: Path, processes: Sequence[int]) -> None:
     """Tells the processes of this host which others are lost. Raises OSError."""
-    unfinished = attempt / f"{LOST}.new"
-    unfinished.write_text(json.dumps(list(processes)), encoding="utf-8")
-    unfinished.replace(attempt / LOST)
+    write_whole(attempt / LOST, json.dumps(list(processes)).encode())
 
 
 def read_lost(attempt: Path) -> set[int]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep._run_files import write_whole
 from lockstep._words import processes
 
 CONSTANT, MESH, FLAGS, OPERATIONS, SHARDING, ARGUMENTS, DTYPES, OTHER = KINDS = (
@@ -100,9 +101,7 @@ class Difference:
 
     def write(self, path: Path) -> None:
         """Leaves it in a file, whole or not at all. Raises OSError."""
-        unfinished = path.with_name(f"{path.name}.new")
-        unfinished.write_text(json.dumps(self.to_json()), encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(self.to_json()).encode())
 
 
 def read(path: Path) -> Difference | None:

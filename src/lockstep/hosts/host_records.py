@@ -121,7 +121,4 @@ def store(run_dir: Path, attempt: int, head: Mapping[str, Any], body: bytes) -> 
     data = unpacker.decompress(body, MAX_FILE)
     if not unpacker.eof:
         raise ValueError(f"{name} is cut short, or too long")
-    folder = process_dir(run_dir, attempt, process_id)
-    unfinished = folder / f"{name}.new"
-    unfinished.write_bytes(data)
-    unfinished.replace(folder / name)
+    _run_files.write_whole(process_dir(run_dir, attempt, process_id) / name, data)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from lockstep import _config
+from lockstep import _config, _run_files
 from lockstep._run_files import process_dir
 from lockstep.testing import merge
 from pytest_lockstep import layouts
@@ -73,9 +73,7 @@ class InJob:
     def pytest_sessionfinish(self) -> None:
         path = self._folder(self._rank) / FILE
         with contextlib.suppress(OSError):
-            unfinished = path.with_suffix(".new")
-            unfinished.write_text(json.dumps(self._verdicts), "utf-8")
-            unfinished.replace(path)
+            _run_files.write_whole(path, json.dumps(self._verdicts).encode())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._rank > 0:
