@@ -54,7 +54,7 @@ WakeUp::~WakeUp() { close(fd_); }
 
 void WakeUp::notify() const {
   const std::uint64_t one = 1;
-  // It fails only while 2^64 - 1 notifications are unread.
+  // Writing fails only while 2^64 - 1 notifications are unread.
   [[maybe_unused]] const auto written = write(fd_, &one, sizeof(one));
 }
 

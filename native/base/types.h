@@ -75,7 +75,7 @@ struct Signature {
   std::uint64_t count;
   Origin origin;
 
-  // The same collective, whichever program it belongs to.
+  // Whether both are the same collective, whichever program it belongs to.
   bool same_call(const Signature& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction &&
            sequence == other.sequence && count == other.count;

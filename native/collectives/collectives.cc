@@ -19,11 +19,11 @@ namespace lockstep {
 
 namespace {
 
-// Above this, adding up the same numbers in every process costs more than a second round.
+// Up to this size every process adds up all: of more, that costs more than a second round.
 constexpr std::size_t kOneRoundBytes = 32 << 10;
 // With more hosts, slices of one member become short, and messages many.
 constexpr std::size_t kMaxDirectHosts = 16;
-// Below, a ring of so many messages for each host takes longer than doubling with all bytes.
+// With shorter slices the many messages of a ring take longer than doubling with all bytes.
 constexpr std::size_t kMinRingSlice = 16 << 10;
 
 using Condition = bool (*)(CollectiveContext&, Calls);

@@ -76,7 +76,7 @@ class FailureDetector {
 
   // Becomes non-zero once the program of that process has ended.
   const std::atomic<std::uint32_t>& has_left(int process) const { return at(left_, process); }
-  // Also by what another process of this host has noticed.
+  // Whether this process, or another one of this host, has noticed the loss.
   bool is_lost(int process) const;
   bool has_left_for_others(int process) const;
   DeferredAbort& deferred_abort() { return deferred_abort_; }

@@ -10,7 +10,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kMinMessage = 64 << 10;
-// It stays in the second-level cache between its writer and its readers.
+// A message of this size stays in the second-level cache between its writer and its readers.
 constexpr std::size_t kHostMessage = 256 << 10;
 // Room for all broadcast rings of one clique and host, as a multiple of the largest message.
 constexpr std::size_t kRingBudget = 64;

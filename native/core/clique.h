@@ -125,7 +125,7 @@ class Clique {
   // ring. Not where this process is alone on its host.
   BroadcastRing& partials(int local) { return partials_[static_cast<std::size_t>(local)]; }
   BroadcastRing& results(int local) { return results_[static_cast<std::size_t>(local)]; }
-  // To and from the process of this group, of another host.
+  // The link to and from the process of this group, which is on another host.
   Link& link(int group);
   // Messages sent to other hosts so far. Between two collectives.
   std::size_t messages_sent() const;

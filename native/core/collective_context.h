@@ -35,8 +35,8 @@ class CollectiveContext {
   // The next message of a local peer's ring. Throws when the peer is in another collective.
   const std::byte* await(BroadcastRing& ring);
 
-  // To a peer of another host: at most Clique::link_capacity bytes, which may be overwritten when
-  // this returns.
+  // Sends to a peer of another host: at most Clique::link_capacity bytes, which may be overwritten
+  // when this returns.
   void send(int peer, std::span<const std::byte> payload);
   // The next message of a peer of another host, until `release`. Throws when the peer is in another
   // collective.

@@ -72,7 +72,7 @@ class Crew {
 
   const std::chrono::nanoseconds spin_;
   Task task_{};  // read only by a thread with a claim
-  // From the lowest bit: 16 of the next part, 16 of the parts, 32 of the task.
+  // The bits, from the lowest: 16 of the next part, 16 of the parts, 32 of the task.
   alignas(64) std::atomic<std::uint64_t> open_{0};
   Counter posted_;    // tasks, and leaders that are done
   Counter finished_;  // parts done by others than the leader

@@ -35,7 +35,7 @@ class Transports {
     return endpoint_ ? static_cast<const Network&>(*endpoint_) : no_network_;
   }
 
-  // Their progress threads end: nothing is written into a ring any more.
+  // Ends the progress threads: nothing is written into a ring any more.
   void stop();
 
  private:

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// At the start of each slot; a part of the message follows.
+// Stands at the start of each slot; a part of the message follows.
 struct PairRing::Header {
   std::uint64_t message_bytes;  // of the whole message; the receiver compares it
   std::uint64_t address;        // of the whole message in the sender's memory; 0: the part follows
@@ -100,7 +100,7 @@ void PairRing::send_part(Request& request, std::uint32_t number, bool by_address
   const auto* bytes = reinterpret_cast<const std::byte*>(&header);
   to_reader_->post_send(number, {std::span<const std::byte, kSlotHeader>(bytes, kSlotHeader), part},
                         nullptr);
-  // Its buffer may be used again from here on.
+  // The sender's buffer may be used again from here on.
   if (!by_address && request.moved == request.bytes)
     request.complete.store(true, std::memory_order_relaxed);
 }
@@ -109,7 +109,7 @@ std::span<std::byte> PairRing::next_part(const Request& request, std::size_t at)
   return {request.to + at, std::min(part_bytes(request), request.bytes - at)};
 }
 
-// Those that may be on their way. A message of one part is small: its copy costs little.
+// Announces where the next parts go. A message of one part is small: its copy costs little.
 void PairRing::post_parts(Request& request) {
   const std::size_t part = part_bytes(request);
   if (shared_ || request.bytes <= part) return;

@@ -231,7 +231,7 @@ void Recorder::finish(const Record& record, RecordEntry::State state) {
   const bool is_small = done && arrived != 0 && entry.bytes <= kSmall;
   const auto now = is_small ? arrived : nanoseconds(TscClock::now());
   entry.done_ns.store(now, std::memory_order_relaxed);
-  // It did not have to wait for a peer.
+  // The device did not have to wait for a peer.
   if (done && arrived == 0 && entry.op != static_cast<std::uint8_t>(Op::kPermute))
     entry.arrived_ns.store(entry.entered_ns, std::memory_order_relaxed);
   entry.state.store(state, std::memory_order_release);

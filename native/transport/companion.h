@@ -16,7 +16,7 @@ class Companion {
 
   // Goes to each process of another host, in the greeting: authenticated, and always encrypted.
   virtual std::vector<std::byte> greeting() = 0;
-  // That of another process. Throws Error when it is not accepted.
+  // Reads the greeting of another process. Throws Error when it is not accepted.
   virtual void greeted(int process, std::span<const std::byte> greeting) = 0;
 
   // The program of this process has ended: sends all that waits.

@@ -101,8 +101,9 @@ std::vector<FoundKey> keys_on_stack(const Job& job, int color, int key, int id_b
     any = keys.take({words[i], words[i + 1], words[i + 2], words[i + 3]},
                     begin + i * sizeof(*words)) ||
           any;
-  // In no frame, so perhaps on the heap, and a frame points to it. What is pointed to need not be
-  // memory, so the kernel copies it. A key in a frame is nearer than any that is pointed to.
+  // The key is in no frame, so perhaps on the heap, and a frame points to it. What is pointed to
+  // need not be memory, so the kernel copies it. A key in a frame is nearer than any that is
+  // pointed to.
   if (any || virtual_tables().clique_key == 0) return std::move(keys.found);
   for (std::size_t i = 0; i < count; ++i) {
     const std::uintptr_t to = words[i];

@@ -27,7 +27,7 @@ struct Place {
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
-// That of an object in the calling thread's frames.
+// The place of an object in the calling thread's frames.
 Place place_of(std::uintptr_t address);
 
 // Whether `table` is the virtual table of the class with this mangled name.

@@ -93,7 +93,7 @@ void find_names(int file, const Segment& segment, Places& found) {
   }
 }
 
-// They are among the constants, which most linkers keep apart from the code.
+// The names are among the constants, which most linkers keep apart from the code.
 Places find_names(const Library& library) {
   Places found;
   const Descriptor file(open(library.path.c_str(), O_RDONLY | O_CLOEXEC));

@@ -25,7 +25,7 @@ class Pieces {
   std::size_t size(std::size_t index) const { return std::min(piece_, bytes_ - at(index)); }
 
  private:
-  // Below, a piece costs more than the overlap with the others saves.
+  // A smaller piece costs more than its overlap with the others saves.
   static constexpr std::size_t kLeast = 64 << 10;
 
   std::size_t bytes_;

@@ -116,7 +116,7 @@ void recursive_doubling(CollectiveContext& context, const Team& team, const Vect
   const Slice all{0, vector.count};
   const std::size_t bytes = bytes_of(vector, all);
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(team.size())));
-  // So many pairs of neighbours become one member each: the odd one hands its vector over.
+  // Each of these pairs of neighbours becomes one member: the odd one hands its vector over.
   const int pairs = team.size() - power;
   const bool is_paired = team.self < 2 * pairs;
   if (is_paired && team.self % 2 == 1) {
@@ -166,7 +166,7 @@ void halving_doubling(CollectiveContext& context, const Team& team, const Vector
              MakeSum(vector, steps.back().theirs, is_first));
   }
   context.all_arrived();
-  // Both ranges of a step together are this member's of the step before.
+  // The two ranges of a step make up this member's range of the step before.
   for (; !steps.empty(); steps.pop_back()) {
     const Step& step = steps.back();
     exchange(context, step.peer, part(vector, vector.out, step.mine), step.peer,

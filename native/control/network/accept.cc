@@ -74,7 +74,7 @@ bool ProgressThread::read_some(Incoming& incoming) {
   return false;
 }
 
-// To the thread that reads stripes.
+// Gives a connection to the thread that reads stripes.
 void ProgressThread::hand_over(Incoming& incoming) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, incoming.fd.get(), nullptr);
   const auto found =
@@ -86,7 +86,7 @@ void ProgressThread::hand_over(Incoming& incoming) {
 
 int ProgressThread::greet(const Frame& frame, std::span<const std::byte> rest) {
   return roster_.admit(frame, [&](int process) {
-    // It may end before it can say so in another frame.
+    // The process may end before it can say so in another frame.
     if ((frame.number & Frame::kHasLeft) != 0) set_left(process, 0);
     if (is_agent(process) || is_agent(process_)) return;
     if (frame.connection() != 0) return;

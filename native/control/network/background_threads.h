@@ -35,7 +35,7 @@ class BackgroundThreads {
   void wait(Clock::time_point end);
   // Returns when what has begun is done. What has not is dropped.
   void stop();
-  // In a forked child, which has no such threads.
+  // Forgets the threads in a forked child, which has none.
   void abandon();
 
  private:

@@ -65,7 +65,8 @@ void at_the_same_time(std::size_t count, const Step& step) {
 
 }  // namespace
 
-// Several at the same time: a handshake is a few round trips of the network, one after the other.
+// Connects to several peers at the same time: a handshake is a few round trips of the network, one
+// after the other.
 void Endpoint::meet(bool agents, Clock::time_point end) {
   struct Way {
     int other;

@@ -37,7 +37,8 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
     if (!meet_later(process, limits.deadline, BackgroundThreads::kProgram, check))
       throw Late(has_not_connected(process));
   } catch (const Error& error) {
-    // It may have ended a moment ago: others learn of that, and why, before this process does.
+    // The process may have ended a moment ago: others learn of that, and why, before this process
+    // does.
     if (wait_for_reason(process, limits)) return;
     if (arena_->aborted()) throw Error(arena_->abort_text());
     // Watchdogs may tell why this one still waits for it.

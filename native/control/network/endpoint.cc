@@ -42,7 +42,7 @@ std::uint32_t connections_of(const EndpointOptions& options) {
   return std::clamp(static_cast<std::uint32_t>(options.connections), 1u, Stripes::kMaxConnections);
 }
 
-// The same at both ends of each pair.
+// Chooses the connections that wait until they are needed: the same at both ends of each pair.
 std::vector<bool> deferred_of(const EndpointOptions& options, int process) {
   if (options.hosts.empty()) return {};
   std::vector<bool> deferred = deferred_connections(options.hosts, options.num_agents, process);

@@ -51,7 +51,7 @@ bool Endpoint::is_connected(int process) {
          (peer_of(process).connection.load() != nullptr && progress_.has_connected(process));
 }
 
-// Connects to it if that is yet to be done.
+// Connects to the process if that is yet to be done.
 bool Endpoint::is_in_reach(int process, const Deadline& deadline) {
   try {
     return meet_later(process, deadline, BackgroundThreads::kWatchdog, [] {});

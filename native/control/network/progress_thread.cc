@@ -136,7 +136,7 @@ class ProgressThread::Receiver : public WaitingWork {
       owner_.a_receiver_reads_.store(false, std::memory_order_release);
       lock_.unlock();
     }
-    // Others that wait have left the reading to this one.
+    // Other threads that wait have left the reading to this one.
     if (owner_.receivers_.fetch_sub(1, std::memory_order_acq_rel) > 1 || waited_)
       owner_.resume_.advance();
   }

@@ -118,7 +118,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   void close_when_met() { closes_.store(true); }
   // From now on each welcome says that the program of this process has ended.
   void set_program_ended() { program_ended_.store(true); }
-  // Such a welcome has come. Any thread.
+  // Notes a welcome of a process whose program has ended. Called by any thread.
   void welcomed_after_end(int process) {
     if (!has_greeted(process)) set_left(process, 0);
   }

@@ -127,7 +127,7 @@ class Arena::Calling {
   std::unique_lock<std::mutex>& lock_;
 };
 
-// It allocates nothing: want of memory may be what the text is about.
+// An abort allocates nothing: want of memory may be what the text is about.
 void Arena::abort(std::string_view text) {
   std::uint32_t healthy = 0;
   if (!header().abort_state.compare_exchange_strong(healthy, 1)) return;

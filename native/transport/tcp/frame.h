@@ -24,10 +24,11 @@ struct Frame {
   static constexpr std::uint32_t kVersion = 8;
   // What may follow a frame of these kinds, in bytes.
   static constexpr std::size_t kMaxAbortText = 1000, kMaxControlPart = std::size_t{256} << 10;
-  // In the number of a greeting, with the version: what follows the answer is not encrypted.
+  // A bit of the number of a greeting, beside the version: what follows the answer is not
+  // encrypted.
   static constexpr std::uint32_t kUnencrypted = 1u << 31;
-  // In the number of a greeting or a welcome: the program of the process has ended. If it has not
-  // connected, it has sent nothing to the other one.
+  // A bit of the number of a greeting or a welcome: the program of the process has ended. If it has
+  // not connected, it has sent nothing to the other one.
   static constexpr std::uint32_t kHasLeft = 1u << 30;
 
   std::uint32_t kind = 0;

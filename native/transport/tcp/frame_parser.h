@@ -21,8 +21,8 @@ class FrameParser {
     // The process that greets. Throws Error when the greeting is not accepted.
     virtual int greet(const Frame& greeting, std::span<const std::byte> rest) = 0;
     virtual bool may_send(int process, std::uint32_t kind) const = 0;
-    // Its program has ended, after so many messages of the companion, and all that it has sent on
-    // this connection has been received.
+    // Notes that the program of a process has ended, after so many messages of the companion, and
+    // all that it has sent on this connection has been received.
     virtual void left(int process, std::uint32_t connection, std::uint64_t sent) = 0;
     // The job has failed.
     virtual void aborted(std::string_view text) = 0;
@@ -35,7 +35,7 @@ class FrameParser {
     ~Owner() = default;
   };
 
-  // Both outlive it.
+  // `owner` and `channels` outlive the parser.
   FrameParser(Owner& owner, Channels& channels) : owner_(owner), channels_(channels) {}
 
   // The process at the other end; -1 before it has greeted.
@@ -48,7 +48,7 @@ class FrameParser {
   // The place for the next bytes; never empty. Memory of a rank that waits for them stays while
   // `filling` lives.
   std::span<std::byte> room(Channels::Filling& filling);
-  // So many of them are there now.
+  // Takes in as many bytes as have just been read into the room.
   void take(std::size_t bytes);
 
  private:

@@ -27,7 +27,7 @@ class SenderThreads {
   void run(std::uint32_t stripes, const Send& send);
 
  private:
-  // On the stack of the thread that waits in `run`.
+  // A batch lies on the stack of the thread that waits in `run`.
   struct Batch {
     const Send& send;
     const std::uint32_t stripes;

@@ -18,7 +18,8 @@ class Stripes {
  public:
   // As many stripes as the longest message can have.
   static constexpr std::uint32_t kMaxConnections = 8;
-  // Below, another frame costs more than it saves; the last stripe may be a little shorter.
+  // A shorter stripe costs more, by its frame, than it saves; the last stripe may be a little
+  // shorter.
   static constexpr std::size_t kMinStripe = std::size_t{64} << 10;
 
   // The first messages of a channel come on one connection: they may arrive before the channel is

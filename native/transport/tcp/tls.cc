@@ -43,7 +43,7 @@ Tls::~Tls() = default;
 bool Tls::configure() const {
   Context* context = context_.get();
   api_->set(context, kSessionCache, 0, nullptr);
-  // It leaves what follows the handshake in the session's buffer.
+  // OpenSSL does not read ahead: what follows the handshake stays in the session's buffer.
   api_->set(context, kReadAhead, 0, nullptr);
   api_->clear_options(context, kAllowNoDhe);
   api_->set_key_log(context, Handshake::take_secret);

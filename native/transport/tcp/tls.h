@@ -90,8 +90,8 @@ class Tls::Session : public lockstep::Session {
   // RFC 8446, 5.5: with AES-GCM a key is good for 2^24.5 records, some 380 GB. A session takes a
   // new key for what it writes soon after this many.
   static constexpr std::uint32_t kRecordsPerKey = 1U << 22;
-  // So much is encrypted before it goes out as one: a system call for each record, and a packet,
-  // would cost as much as the cipher. More leaves the cache before the kernel copies it.
+  // The bytes that are encrypted before they go out as one: a system call for each record, and a
+  // packet, would cost as much as the cipher. More leaves the cache before the kernel copies it.
   static constexpr std::size_t kBatch = std::size_t{64} << 10;
   // A body of this size has records of its own, which open where it is to be; what comes before it
   // has another one.

@@ -24,7 +24,7 @@ class LoadEnvironment {
     for (std::size_t i = 0; i < handlers_.size(); ++i)
       sigaction(static_cast<int>(i) + 1, nullptr, &handlers_[i]);
   }
-  // One handler is set whatever the environment says, to start a debugger.
+  // Restores the handlers: UCX sets one, to start a debugger, whatever the environment says.
   ~LoadEnvironment() {
     for (std::size_t i = 0; i < handlers_.size(); ++i)
       sigaction(static_cast<int>(i) + 1, &handlers_[i], nullptr);

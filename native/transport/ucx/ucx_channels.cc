@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// What keeping one takes besides its bytes.
+// What an early message takes in memory besides its bytes.
 constexpr std::size_t kEntry = 512;
 // Groups are told apart by a hash of 64 bits.
 constexpr const char* kTwice = "lockstep: two groups of devices go by the same number.";

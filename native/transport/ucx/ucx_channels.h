@@ -28,7 +28,7 @@ class UcxChannels {
   // A peer that breaks the rules makes these throw Error. `room` is where a message of so many
   // bytes goes. It is null while the channel is not open here: `keep` then stores the message.
   std::byte* room(const ChannelId& channel, std::uint32_t number, std::size_t bytes);
-  // Its bytes are there.
+  // Notes that the bytes of a message are there.
   void arrived(const ChannelId& channel, std::uint32_t number);
   void keep(const ChannelId& channel, std::uint32_t number, std::vector<std::byte> message);
   void released(const ChannelId& channel, std::uint32_t number);

@@ -57,7 +57,7 @@ class UcxWorker {
   void abandon() { abandoned_ = true; }
   // Under the lock: moves what can be moved now.
   void progress();
-  // The same without the lock, unless another thread has it.
+  // Makes progress if the lock is free, and else leaves it to the thread that has the lock.
   void try_progress();
   // Under the lock: something waits that takes the progress thread.
   void wake() { library_.worker_signal(worker_); }

@@ -41,7 +41,7 @@ def after_jax_import(callback: Callable[[], None], jax: Variables, jaxlib: Varia
     if "jax" in sys.modules:
         _run(callback)
         return
-    # One of a lockstep that was taken out of sys.modules and is imported again.
+    # A lockstep that is imported again, after it was taken out of sys.modules, has left a finder.
     sys.meta_path[:] = [f for f in sys.meta_path if type(f).__qualname__ != _Finder.__qualname__]
     sys.meta_path.insert(0, _Finder(callback, jax, jaxlib))
 
@@ -102,7 +102,7 @@ class _Finder:
         if fullname != "jax" and not fullname.startswith("jaxlib."):
             return None
         finders = sys.meta_path
-        # Only those behind it: another one of this class would ask it in turn.
+        # Asks the finders behind this one only: another of this class would ask this one in turn.
         behind = finders[finders.index(self) + 1 :] if self in finders else finders
         for find in (getattr(finder, "find_spec", None) for finder in behind):
             spec = find(fullname, path, target) if find is not None else None

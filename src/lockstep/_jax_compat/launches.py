@@ -104,7 +104,7 @@ class _Beside:
         self._state.set_global(self._both(hook))
 
     def set_local(self, hook: Callable[..., None] | None) -> None:
-        # None of a thread would hide what is set for all.
+        # A thread's own None would hide what is set for all threads.
         self._state.set_local(self._both(hook))
 
     def _both(self, hook: Callable[..., None] | None) -> Callable[..., None]:

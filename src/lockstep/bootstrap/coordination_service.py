@@ -148,9 +148,9 @@ def _port(address: str) -> int:
 
 
 def _end_earlier_service() -> None:
-    """Process 0 ends it once all processes have come so far, and they wait for that.
+    """Ends the service of an earlier job: process 0 does, and all others wait for that.
 
-    A process that went on earlier would still find the old service. Connections do not show it:
+    A process that did not wait would still find the old service. Connections do not show it:
     backends of the earlier job may keep theirs.
     """
     config = _config.current()
@@ -250,7 +250,7 @@ def serve(service: Sequence[Any]) -> NoReturn:
 
 
 def _spawn(service: _Service) -> int:
-    # It shall not prepare the engine.
+    # The process that serves shall not prepare the engine.
     environ = {**os.environ, "LOCKSTEP_COLLECTIVES": "gloo"}
     arguments = json.dumps([sys.path, *service], default=int)  # NumPy's numbers, for one
     command = [sys.executable, "-P", "-c", _PROGRAM, arguments]
@@ -282,8 +282,8 @@ def _receive(report: int, child: int) -> Outside | None:
 
 
 def _leave(service: _Service) -> NoReturn:
-    """In the first child, which ends at once; its own child serves, and has no parent in the
-    job."""
+    """Starts a child that serves, and ends this process, itself a child: so the service has no
+    parent in the job."""
     try:
         os.setsid()
         if os.fork() == 0:
@@ -333,7 +333,7 @@ def _forget_unreachable_processes() -> None:
         for each in tcp_info.tcp_sockets():
             with contextlib.suppress(OSError):  # no longer connected
                 tcp_info.enable_keep_alive(each, SILENT_SECONDS)
-                # Also while the kernel sends, when it does not ask.
+                # While the kernel has data to send it sends no keep-alives.
                 milliseconds = round(1000 * SILENT_SECONDS)
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 

@@ -49,7 +49,7 @@ def choose(default: str, coordinator: str) -> str:
     is_loopback = all(ipaddress.ip_address(each).is_loopback for each in own)
     if is_loopback and not (on_one_host or host == "localhost" or _is_literal(host)):
         return default
-    # For a name gRPC listens on each of its addresses that this host has.
+    # gRPC, given a name, listens on each of its addresses that this host has.
     return f"{cluster_env.bracketed(own[0] if len(own) == 1 else host)}:{port}"
 
 

@@ -71,7 +71,7 @@ def route_to(host: str, port: str = "1") -> str:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
             probe.connect(to)
             own = str(probe.getsockname()[0])
-            # Such an address says nothing without the name of an interface of the other host.
+            # A link-local address says nothing without the name of an interface of the other host.
             if not ipaddress.ip_address(own.partition("%")[0]).is_link_local:
                 return own
     return ""
@@ -138,7 +138,7 @@ def meet(
         return _addresses(store.get(name, peers[other].label, check), peers[other])
 
     own = [_name(each) for each in listeners]
-    # Those of this host are received too: what one process raises, all are to raise.
+    # Processes of this host publish theirs too: what one process raises, all are to raise.
     found = store.all_gather(prefix, process, len(peers), own, receive)
     at = {i: addresses[0] for i, addresses in enumerate(found)}
     return at | {agent.process: found[agent.agent_of or 0][1] for agent in topology.agents(peers)}

@@ -30,7 +30,7 @@ TRAMPOLINE = "MPITRAMPOLINE_LIB"
 FIX = "pip install mpich"
 
 _ANY_MPI = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
-# Without a number it is for linkers only, and may be a text file.
+# A file without a number is for linkers only, and may be text.
 _STANDARD_ABI = re.compile(r"\blibmpi_abi\.so(?:\.\d+)+$")
 _SHARED_MEMORY = re.compile(r"(/dev/shm/mpich_\w+)$")
 _OURS = {FORWARDER, bindings.FILE}

@@ -66,8 +66,8 @@ def _problem(speaks_tls: bool | None, files: Mapping[str, str]) -> str:
 
 
 def _speaks_tls(peer: socket.socket, files: Mapping[str, str]) -> bool | None:
-    """None: it does, with a certificate of another key. Raises OSError where neither is known, as
-    for a proxy that accepts connections before the service listens."""
+    """Whether the service speaks TLS; None: with a certificate of another key. Raises OSError where
+    that is not known, as for a proxy that accepts connections before the service listens."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # the authority, made from the key, signs for this job alone
     context.set_alpn_protocols(["h2"])

@@ -32,7 +32,7 @@ def open_arena(
     try:
         return memory_files.open_of(first.pid, fd, [_NAME], os.O_RDWR)
     except OSError as error:
-        # It may end at this moment: its files go before it does.
+        # The other process may end at this moment: its files go before it does.
         startup_liveness.check(peers, process, first.process, timeout=1.0)()
         raise InitializationError(
             f"cannot open the shared memory of {first.label}, its file descriptor {fd!r:.100}: "

@@ -100,9 +100,9 @@ def _checked(local: Any) -> tuple[str, Any, int]:
 
 
 def _layout_for(counts: tuple[int, ...], sharding: NamedSharding) -> _layout.BatchLayout:
-    """With the fewest rows that hold the largest count on its process."""
+    """The layout with the fewest rows that hold the largest count on its process."""
     parts = _layout.row_parts(sharding)
-    # One row a part shows how many parts a process has.
+    # A layout of one row for each part shows how many parts a process has.
     one = _layout.layout(WORDS, parts, sharding)
     if one.held_twice and jax.process_count() > 1:
         raise DataError(

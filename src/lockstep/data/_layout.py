@@ -57,7 +57,7 @@ class BatchLayout:
             # The rows of a shard follow each other, here as in the batch.
             at = int(np.searchsorted(self.rows, start))
             block = x[at : at + stop - start][(slice(None), *index[1:])]
-            # To one local device: no check with other processes, unlike to a global sharding.
+            # Putting an array on one local device makes no check with other processes.
             blocks.append(jax.device_put(block, device))
         return jax.make_array_from_single_device_arrays(shape, sharding, blocks)
 

@@ -31,7 +31,7 @@ def of_indexed(
     source: Indexed, layout: BatchLayout, first_row: int, count: int, place: Place
 ) -> Iterator[Any]:
     """``count`` batches from the row ``first_row`` on."""
-    # The same row on every process: what all of them hold their rows against.
+    # All processes compare their rows with the same one.
     alike = _Alike("row 0", lambda: checked(WORDS, source.read(np.arange(1))))
 
     def batch(number: int) -> Any:

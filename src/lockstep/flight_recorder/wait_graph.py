@@ -119,7 +119,7 @@ def _when(process: Process, history: History) -> int | None:
 
 
 def _when_it_failed(process: Process, history: History) -> int | None:
-    """None without an error, and where its host's clock is not known."""
+    """The time of its error; None: there is none, or the clock of its host is not known."""
     if process.error is None:
         return None
     shift = next((t.shift for t in history.of_process(process.index)), None)

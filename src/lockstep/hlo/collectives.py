@@ -224,7 +224,7 @@ class _Reader:
         return (name[1].replace("\\'", "'") if name else ""), at
 
     def _traced(self, instruction: Instruction, computation: str) -> tuple[str, SourceLine]:
-        """Its origin; if it has no line (a resharding), that of what makes its only operand."""
+        """The origin of an instruction; for one without a line (a resharding), of its operand."""
         around = self.module.computations[computation]
         first, at = self._origin(instruction)
         each, op_name = instruction, first

@@ -220,7 +220,7 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def _interpolate(points: Sequence[tuple[float, float]], size: float) -> float:
-    """On the logarithms of both; a size outside gets the first time or the last bandwidth."""
+    """Interpolates logarithms; a size outside gets the first time or the last bandwidth."""
     if size <= points[0][0]:
         return points[0][1]
     for (low, early), (high, late) in itertools.pairwise(points):

@@ -32,7 +32,7 @@ class Job:
 
     def part(self, kind: type[P]) -> P:
         """This job's only object of the class ``kind``, which is called without arguments."""
-        # Without the lock where there is one: a forked child calls this, and the lock may be held.
+        # An object that exists takes no lock: a forked child calls this, and it may be held.
         if kind not in self._parts:
             with self._lock:
                 if kind not in self._parts:

@@ -75,7 +75,7 @@ def own(processes: int) -> JobKey:
     file = read_key(config.key_file)
     if file.key is not None:
         return JobKey(file.key)
-    # One launcher started all of them: on this host, or by ``lockstep run --hosts``.
+    # Whether one launcher has started all processes: on this host, or by ``lockstep run --hosts``.
     is_whole = config.local_num_processes == config.num_processes or config.num_hosts is not None
     is_job = is_whole and config.num_processes == processes
     if is_job and config.run_dir and (secret := _read_secret(Path(config.run_dir))):

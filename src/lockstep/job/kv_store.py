@@ -200,7 +200,7 @@ class Store:
                 found.append(value)
                 continue
             if name not in self._ahead and readings < _MAX_READINGS:
-                # One call for all that is there by now, in place of one for each process.
+                # A single call reads all that is there by now, in place of one for each process.
                 self._read_ahead(folder)
                 readings += 1
             found.append(receive(other, name))

@@ -60,7 +60,7 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     config = settings(args, environ)
     config.check_transport()
     if config.collectives == "mpi":
-        # One error here instead of one from each process.
+        # The launcher raises one error here, in place of one from each process.
         mpi_backend.check_devices(args.devices or 1)
         mpi_backend.find(environ)
     return config
@@ -122,7 +122,7 @@ def check_memory(processes: int, free_mb: int | None) -> None:
 
 
 def _check_module(name: str) -> None:
-    # Only the first part of the name: finding the rest would import it into the launcher.
+    # Looks for the first part of the name only: finding the rest would import it here.
     top = name.partition(".")[0]
     path = sys.path if os.environ.get("PYTHONSAFEPATH") else [os.getcwd(), *sys.path]
     finders = (

@@ -61,7 +61,7 @@ def start(platform: str) -> None:
             peer.host_name,
             peer.label,
             _ids(_jax_compat.local_devices()),
-            # It takes the interpreter's lock, for which a busy thread of the program lets it wait.
+            # Frames are read under the interpreter's lock, which a busy thread may hold.
             frames.of_this_collective if config.strict else None,
         )
     except OSError as error:

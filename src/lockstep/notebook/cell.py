@@ -151,7 +151,8 @@ class Cell:
         self._tell_of_failures()
 
     def _tell_of_failures(self) -> None:
-        """Once, while others run on: without records a wait in vain is not found."""
+        """Prints failures once, while other processes run on: without records a wait in vain is not
+        found."""
         failures = self._failures()
         if failures and self.running and self._scans == _SCANS_UNTIL_TOLD:
             text = "; ".join(f"[{f.process}] {f.summary}" for f in failures[:3])

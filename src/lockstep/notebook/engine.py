@@ -121,7 +121,7 @@ def prepare() -> int:
 
 
 class _NoShellThread:
-    """In place of ipykernel's thread of the shell channel, which an engine does not have."""
+    """Stands for ipykernel's thread of the shell channel, which an engine does not have."""
 
     parent_thread = threading.main_thread()
 
@@ -161,7 +161,7 @@ def _take_one_interrupt(*_: Any) -> None:
         if time.monotonic() >= taken_at + _SAME_INTERRUPT_SECONDS:
             taken_at = time.monotonic()
             handle(number, frame)
-            # In a cell with await it is left to the event loop, which may sleep.
+            # A cell with await leaves the interrupt to the event loop, which may sleep.
             loop.call_soon_threadsafe(int)
 
     signal.signal(signal.SIGINT, once)

@@ -161,7 +161,7 @@ class Call:
         return stalled_calls.progress(processes.run_dir) == progress
 
     def _tell_who_is_left(self) -> None:
-        """Once: over gloo or an MPI nothing shows whether the others wait in vain."""
+        """Names the missing once: over gloo or an MPI nothing shows whether they wait in vain."""
         self._notice_at = float("inf")
         back, missing = sorted(self._outcomes), self._missing
         text = (

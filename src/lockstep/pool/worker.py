@@ -104,7 +104,7 @@ class _Worker:
             import lockstep
 
             path = pickle.loads(message.body)
-            # On another host Python may lie somewhere else.
+            # Python may lie somewhere else on another host.
             own = sys.path if message.head["elsewhere"] else []
             sys.path[:] = [*path, *(each for each in own if each not in path)]
             if message.head["joins"]:

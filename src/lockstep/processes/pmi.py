@@ -30,7 +30,7 @@ class Board:
         """``name`` must be unique to the job: MPICH names its shared memory after it."""
         self._size = size
         self._name = name
-        # One block: starting at host 0, one host, with all ranks.
+        # The mapping has one block: from host 0 on, one host, with all ranks.
         self._table = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
         self._waiting: set[int] = set()
 

@@ -104,7 +104,7 @@ def _import(modules: Sequence[str], program: Sequence[str]) -> _Imported | str:
             if why := _not_to_be_forked():
                 return f"importing {name} {why}. Leave it out, so that each process imports it."
         if "jax" in sys.modules:
-            # Without them a fork imports them itself, and says what is wrong.
+            # A module that is missing here is imported by the fork, which says what is wrong.
             with contextlib.suppress(Exception):
                 late_imports.import_all()
     if os.getcwd() != folder:
@@ -121,7 +121,7 @@ def _reserved() -> int:
 
 
 def _moved(fd: int, above: int) -> int:
-    """A copy with a number from ``above`` on; ``fd`` is closed."""
+    """Moves a descriptor to a number from ``above`` on."""
     copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above)
     os.close(fd)
     return copy

@@ -67,8 +67,8 @@ class Exchange:
         found = {m: each for m, each in zip(self._members, values, strict=True) if each is not None}
         self._is_complete &= len(found) == len(self._members)
         if self._elsewhere and self._is_complete:
-            # Otherwise it stays, for a process that waits for this one elsewhere: this one goes on
-            # into a collective, which waits for that process.
+            # An incomplete exchange stays published, for a process that waits for this one
+            # elsewhere: this one goes on into a collective, which waits for that process.
             self._publish_wait("")
         return found
 
@@ -84,7 +84,7 @@ class Exchange:
             self._client.key_value_delete(key)
 
     def _receive(self, place: int, name: str) -> Any:
-        """None: the process has not come in time."""
+        """What a member has published; None: it has not come in time."""
         member = self._members[place]
         while member in self.expected:
             left = max(0.001, min(_SLICE_SECONDS, self._end - time.monotonic()))

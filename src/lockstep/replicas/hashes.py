@@ -105,7 +105,7 @@ def _words(array: Any) -> Any:
     if jax.numpy.issubdtype(dtype, np.floating):
         array = lax.select(lax.ne(array, array), lax.full_like(array, np.nan), array)
     if dtype == np.bool_ or _bits(dtype) < 8:
-        # Their values fill no byte of their own: they are compared as small numbers.
+        # Values below 8 bits fill no byte of their own: they are compared as small numbers.
         exact = np.float32 if jax.numpy.issubdtype(dtype, np.floating) else np.int32
         return lax.bitcast_convert_type(lax.convert_element_type(array, exact), np.uint32)
     if dtype.itemsize < 4:

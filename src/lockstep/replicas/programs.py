@@ -105,7 +105,7 @@ class _Program:
         return report.text(head, found, names, comparison.labels)
 
     def _new_plan(self, arrays: Sequence[Any]) -> Plan | None:
-        """None: nothing is to be compared between processes."""
+        """What is to be compared between processes; None: nothing."""
         if all(array.is_fully_addressable for array in arrays):
             return None
         plan = Plan(arrays)

@@ -23,7 +23,7 @@ def open_of(pid: int, fd: Any, names: Sequence[str], flags: int) -> int:
     """
     if type(fd) is not int or fd < 0 or pid <= 0:
         raise OSError(errno.EBADF, "not the number of a file descriptor")
-    # With O_PATH nothing is opened yet: opening a device or a pipe may have side effects.
+    # O_PATH opens nothing yet: opening a device or a pipe may have side effects.
     path = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
     try:
         found, link = os.fstat(path), os.readlink(f"/proc/self/fd/{path}")

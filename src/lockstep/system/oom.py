@@ -56,7 +56,7 @@ def free_mb(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) 
 
 
 def _free_of_group(group: Path, is_version_2: bool) -> int | None:
-    """None without a limit."""
+    """The bytes that are left of a group's limit; None: it has no limit."""
     limit, used, reclaimable = (
         ("memory.max", "memory.current", "inactive_file")
         if is_version_2

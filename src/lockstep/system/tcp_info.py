@@ -74,7 +74,7 @@ def remote(connection: socket.socket) -> Address:
 
 
 def _plain(name: tuple[str, int]) -> Address:
-    """Without an interface's name, which is different on the other end."""
+    """The address without the name of an interface, which is different on the other end."""
     return name[0].partition("%")[0], name[1]
 
 

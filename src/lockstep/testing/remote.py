@@ -228,7 +228,7 @@ def _coverage(arguments: dict[str, Any] | None) -> Any:
     import coverage
 
     measured = coverage.Coverage(data_suffix=True, **arguments)
-    # It is saved after each test, and some tests execute nothing that is measured.
+    # Coverage is saved after each test, and some tests execute nothing that is measured.
     measured.set_option("run:disable_warnings", ["no-data-collected"])
     measured.start()
     return measured
