@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from faults.harness import PROGRAMS
@@ -50,6 +51,15 @@ def start_four(
 
 def assert_nothing_left(hosts: Hosts) -> None:
     wait_until(lambda: not marked(hosts.mark), "a process is left behind")
+
+
+def assert_all_refuse(hosts: Hosts, variable: str, values: Sequence[str], **env: str) -> None:
+    """That two processes with different values of a variable both end, and name it."""
+    own = [env | {variable: value} for value in values]
+    processes = [hosts.start(host, PROGRAM, "none", env=each) for host, each in enumerate(own)]
+    assert 0 not in end(processes, hosts)
+    for host in range(2):
+        assert f"the processes of this job differ in {variable}" in hosts.said(host)
 
 
 def line_of(text: str) -> int:

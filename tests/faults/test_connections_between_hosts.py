@@ -6,7 +6,7 @@ import pytest
 
 import ucx
 from faults.harness import PROGRAMS
-from faults.host_jobs import PROGRAM, assert_nothing_left, end, everything, run
+from faults.host_jobs import PROGRAM, assert_all_refuse, assert_nothing_left, end, everything, run
 from faults.hosts import Hosts, possible
 from lanes import needs
 from support import assert_unsaid
@@ -53,13 +53,7 @@ def test_a_fault_while_stripes_are_sent_is_reported(hosts: Hosts, fault: str) ->
 
 
 def test_another_number_of_connections_on_one_host_is_an_error_on_all(hosts: Hosts) -> None:
-    processes = [
-        hosts.start(host, PROGRAM, "none", env={"LOCKSTEP_CONNECTIONS": str(1 + host)})
-        for host in range(2)
-    ]
-    assert 0 not in end(processes, hosts)
-    for host in range(2):
-        assert "the processes of this job differ in LOCKSTEP_CONNECTIONS" in hosts.said(host)
+    assert_all_refuse(hosts, "LOCKSTEP_CONNECTIONS", ["1", "2"])
 
 
 @pytest.mark.full

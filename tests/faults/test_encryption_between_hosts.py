@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from faults.harness import PROGRAMS
-from faults.host_jobs import PROGRAM, assert_nothing_left, end, everything
+from faults.host_jobs import assert_all_refuse, assert_nothing_left, end, everything
 from faults.hosts import Hosts, possible
 from lanes import full, needs
 from support import assert_unsaid
@@ -51,10 +51,4 @@ def test_an_eavesdropper_reads_the_arrays_without_encryption_only(
 
 
 def test_encryption_on_some_hosts_only_is_an_error_on_all(hosts: Hosts) -> None:
-    processes = [
-        hosts.start(host, PROGRAM, "none", env={"LOCKSTEP_ENCRYPTION": str(host)})
-        for host in range(2)
-    ]
-    assert 0 not in end(processes, hosts)
-    for host in range(2):
-        assert "the processes of this job differ in LOCKSTEP_ENCRYPTION" in hosts.said(host)
+    assert_all_refuse(hosts, "LOCKSTEP_ENCRYPTION", ["0", "1"])

@@ -8,7 +8,7 @@ import pytest
 
 import lockstep
 import ucx
-from faults.host_jobs import PROGRAM, assert_nothing_left, end, everything
+from faults.host_jobs import PROGRAM, assert_all_refuse, assert_nothing_left, end, everything
 from faults.hosts import Hosts, possible
 from lanes import full, needs
 from support import assert_unsaid
@@ -66,11 +66,4 @@ def test_where_ucx_cannot_be_used_all_raise(hosts: Hosts, env: dict[str, str], w
 
 @pytest.mark.full
 def test_another_transport_on_one_host_is_an_error_on_all(hosts: Hosts) -> None:
-    env = {"LOCKSTEP_ENCRYPTION": "0"}
-    processes = [
-        hosts.start(host, PROGRAM, "none", env=env | {"LOCKSTEP_TRANSPORT": transport})
-        for host, transport in enumerate(("tcp", "ucx"))
-    ]
-    assert 0 not in end(processes, hosts)
-    for host in range(2):
-        assert "the processes of this job differ in LOCKSTEP_TRANSPORT" in hosts.said(host)
+    assert_all_refuse(hosts, "LOCKSTEP_TRANSPORT", ["tcp", "ucx"], LOCKSTEP_ENCRYPTION="0")

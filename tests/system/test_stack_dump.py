@@ -79,16 +79,31 @@ outer(30)
                 assert text.count(" (most recent call first)") == 2
 
 
-def test_native_code_that_holds_the_interpreter_s_lock_is_no_obstacle(tmp_path: Path) -> None:
-    program = """
+IN_C = """
 def stuck_in_c():
     ready()
-    ctypes.PyDLL(None).sleep(100)  # keeps the lock
+    ctypes.PyDLL(None).sleep(100)  # keeps the interpreter's lock
 stuck_in_c()
 """
+BLOCKED = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {stack_dump.SIGNAL})
+ready()
+while True: time.monotonic()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "timeout", "words"),
+    [(IN_C, 10, "in stuck_in_c"), (BLOCKED, 0.3, "did not answer within 0.3 s")],
+    ids=["native code", "signal blocked"],
+)
+def test_native_code_answers_and_a_blocked_signal_does_not(
+    program: str, timeout: float, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / stack_dump.FILE
     with running(INSTALL + program, path) as pid:
-        assert "in stuck_in_c" in stack_dump.request(pid, path, 10)
+        assert words in stack_dump.request(pid, path, timeout)
 
 
 def test_a_stopped_process_is_described(tmp_path: Path) -> None:
@@ -123,18 +138,6 @@ def test_a_process_that_is_gone(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert "there is no process" in stack_dump.request(process.pid, tmp_path / stack_dump.FILE)
-
-
-def test_a_process_that_has_blocked_the_signal_does_not_answer(tmp_path: Path) -> None:
-    program = """
-import signal
-signal.pthread_sigmask(signal.SIG_BLOCK, {stack_dump.SIGNAL})
-ready()
-while True: time.monotonic()
-"""
-    path = tmp_path / stack_dump.FILE
-    with running(INSTALL + program, path) as pid:
-        assert "did not answer within 0.3 s" in stack_dump.request(pid, path, 0.3)
 
 
 def test_the_line_of_the_user_is_found_below_libraries() -> None:

@@ -5,7 +5,6 @@ The same function applies a step in NumPy, where a sharding means nothing, and i
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -13,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.random_programs.program import FLOATS, INTEGERS, Shape, Step, draw_devices, draw_mesh
+from engine.random_programs.program import (
+    FLOATS,
+    INTEGERS,
+    Program,
+    Shape,
+    Step,
+    draw_devices,
+    draw_mesh,
+)
 
 Spec = tuple[tuple[str, ...], ...]
 """For each axis of the array, the mesh axes that divide it."""
@@ -22,22 +29,11 @@ _MODULUS = 5
 _SIZES = (1, 3, 4, 6, 8, 12, 16, 24)
 
 
-@dataclasses.dataclass(frozen=True)
-class AutoProgram:
-    """`shape` is the whole array's. Fields as in `Program`."""
+class AutoProgram(Program):
+    """A program whose `shape` is the whole array's."""
 
-    seed: int
-    devices: tuple[int, ...]
-    mesh: dict[str, int]
-    dtype: str
-    shape: Shape
-    flag: int
-    steps: tuple[Step, ...]
-
-    def __str__(self) -> str:
-        head = f"program {self.seed}: {self.dtype}{list(self.shape)} under jit,"
-        where = f"mesh {self.mesh} of devices {list(self.devices)}"
-        return "\n".join([f"{head} {where}", *(f"  {i}: {s}" for i, s in enumerate(self.steps))])
+    def what(self) -> str:
+        return "under jit"
 
 
 def generate(seed: int, devices: int) -> AutoProgram:

@@ -48,11 +48,15 @@ class Program:
     mesh: dict[str, int]
     dtype: str
     shape: Shape
+    """What a device holds."""
     flag: int
     steps: tuple[Step, ...]
 
+    def what(self) -> str:
+        return f"a device, flag {self.flag}"
+
     def __str__(self) -> str:
-        head = f"program {self.seed}: {self.dtype}{list(self.shape)} a device, flag {self.flag},"
+        head = f"program {self.seed}: {self.dtype}{list(self.shape)} {self.what()},"
         where = f"mesh {self.mesh} of devices {list(self.devices)}"
         return "\n".join([f"{head} {where}", *(f"  {i}: {s}" for i, s in enumerate(self.steps))])
 

@@ -147,7 +147,7 @@ def _by_jit(program: AutoProgram, mesh: Mesh) -> Any:
 class Run:
     """A program of either kind on this process: compiled, dispatched, compared."""
 
-    def __init__(self, program: Program | AutoProgram, devices: list[Any], repeat: int) -> None:
+    def __init__(self, program: Program, devices: list[Any], repeat: int) -> None:
         self.program = program
         chosen = np.array([devices[i] for i in program.devices])
         self.mesh = Mesh(chosen.reshape(tuple(program.mesh.values())), tuple(program.mesh))
@@ -155,14 +155,14 @@ class Run:
         self.takes_part = jax.process_index() in processes
         self.is_counted_here = min(processes) == jax.process_index()
         self.repeat = 1
-        if isinstance(program, Program):
+        if not isinstance(program, AutoProgram):
             # Each step of each input is kept, here and by the model.
             self.repeat = min(repeat, max(1, _MOST_ELEMENTS // max(1, math.prod(program.shape))))
         self.donates = program.seed % 2 == 1
         self.outputs: list[jax.Array] = []
 
     def compile(self) -> None:
-        if isinstance(self.program, Program):
+        if not isinstance(self.program, AutoProgram):
             function, spec = _by_hand(self.program, self.mesh), P(*self.mesh.axis_names)
             at = len(self.program.mesh)
             hosts = [model.initial(self.program, number) for number in range(self.repeat)]
@@ -264,7 +264,7 @@ def check(seeds: Sequence[int], devices: list[Any], options: argparse.Namespace)
     return tally
 
 
-def _draw(seed: int, devices: int, keep: Sequence[int] | None) -> Program | AutoProgram:
+def _draw(seed: int, devices: int, keep: Sequence[int] | None) -> Program:
     program = (auto.generate if seed % 4 == 3 else generate)(seed, devices)
     if keep is None:
         return program
