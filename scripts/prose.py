@@ -5,7 +5,7 @@
 It reads the pages, and the docstrings of the package, which the API reference shows. Listings and
 inline code are left out: they show what a program prints. docs/reference/glossary.md has the words
 that are used. It also finds comments of ``native/``, and comments and docstrings of Python, that
-open with a bare "Of", "By" or "And" and need the name beside them: a comment is understood
+open with a bare "Of", "It" or "And" and need the name beside them: a comment is understood
 when it is quoted alone.
 """
 
@@ -40,7 +40,10 @@ INSTEAD = {
     "leverage[sd]?": "use",
     "in order to": "to",
 }
-OPENERS = ("Of", "By", "Not", "Behind", "Where", "Wants", "Once more", "And", "But")
+OPENERS = (
+    *("Of", "By", "Not", "Behind", "Where", "Wants", "Once more", "And", "But"),
+    *("Also", "It", "They", "Their", "Several"),
+)
 """How a comment does not begin."""
 PYTHON_OPENERS = tuple(opener for opener in OPENERS if opener != "Where")
 """How those of Python do not begin: "Where the files lie" is a name for a path."""

@@ -98,7 +98,7 @@ void every_collective(Rank& rank) {
   }
 }
 
-// Also in groups of one process, whose leader shares all of its work.
+// Runs a collective of one process, whose leader shares all of its work.
 void within_a_process(Rank& rank) {
   std::vector<int> own = rank.layout.ranks_of(rank.process());
   const auto end = rank.end(own);

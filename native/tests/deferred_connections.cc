@@ -241,7 +241,8 @@ TEST(a_control_message_that_is_late) {
     });
 }
 
-// They connect while it ends: its end is announced, or known from its peer of the start.
+// Others connect to a program while it ends: its end is announced, or known from its peer of the
+// start.
 TEST(a_program_that_ends_while_others_connect) {
   for (int round = 0; round < rounds(10, 3); ++round)
     run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {

@@ -230,7 +230,7 @@ TEST(an_answer_of_another_process_is_refused) {
   CHECK_CONTAINS(joining.get(), "its answer is not that of the process that is looked for");
 }
 
-// It has the key, and says nothing.
+// The peer has the key, and says nothing.
 TEST(a_connection_without_a_greeting_expires) {
   Host host;
   host.stays_open = true;

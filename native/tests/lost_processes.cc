@@ -51,7 +51,7 @@ TEST(a_process_whose_record_was_changed_is_not_reported_as_lost) {
   }
 }
 
-// It ends before it can say so in a frame of its own.
+// The program ends before it can say so in a frame of its own.
 TEST(a_greeting_says_that_the_program_has_ended) {
   for (const bool says : {true, false}) {
     Host host;

@@ -39,7 +39,7 @@ inline unsigned key_of_client(void*, const char*, unsigned char* key, unsigned) 
   return right_key(nullptr, nullptr, identity, 0, key, 0);
 }
 
-// It can give up its records as well, and have them made by hand: `secret` is where they begin.
+// A peer with OpenSSL, whose records can also be made by hand: `secret` is where they begin.
 class OpenSslPeer {
  public:
   OpenSslPeer(bool server, int fd) : server_(server) {

@@ -16,7 +16,7 @@
 namespace lockstep::testing {
 namespace {
 
-// It costs no frame of its own.
+// A release costs no frame of its own.
 TEST(a_release_goes_with_the_next_frame) {
   Ring from, to;
   Two two;

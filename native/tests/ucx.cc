@@ -253,7 +253,7 @@ TEST(a_process_has_left_when_its_messages_are_there) {
   Ring& to = two.rings.emplace_back();
   const auto receive = two.ucx[1]->open({5, 3, 0}, to.receive_ring());
   CHECK_EQUAL(to.written.load(), 3u);
-  // It needs nothing any more.
+  // A process that has left needs nothing.
   receive->post_release(1, nullptr);
   CHECK(!two.hosts[1].arena->aborted());
 }

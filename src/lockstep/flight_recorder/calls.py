@@ -18,7 +18,7 @@ class Call:
     entry: Entry
     device: int
     sites: tuple[Site, ...] = ()
-    """Several where the compiler's metadata fits several; empty: not known."""
+    """The lines that the compiler's metadata fits; empty: not known."""
     members: tuple[int, ...] = ()
     callers: tuple[Caller, ...] = ()
     """The Python stack of the call, the innermost line first; only with ``--strict``."""

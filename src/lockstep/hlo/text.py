@@ -57,7 +57,7 @@ class Instruction:
     shape: str
     opcode: str
     operands: tuple[str, ...]
-    """Their names; empty for a constant or a parameter."""
+    """The names of the operands; empty for a constant or a parameter."""
     attributes: str
     """The rest of the line, from the comma after the operands."""
     number: int = 0

@@ -68,7 +68,7 @@ class RemoteProcess:
         self.exit, self.was_killed, self.ended_at = ending, was_killed, at
 
     def not_started(self, is_error: bool) -> None:
-        """It never ran; ``is_error``: it could not be started, else the job was stopped before."""
+        """Notes that it never ran: it could not be started (``is_error``), or the job was stopped."""
         stopped = Exit(signal=signal.SIGINT, reason=_run_files.STOPPED)
         self.exit = Exit(exit_code=0) if is_error else stopped
         self.ended_at = time.monotonic()

@@ -47,7 +47,7 @@ class Listed(NamedTuple):
 
 class Moves(NamedTuple):
     winners: Listed
-    """Their targets are their numbers, in the order in which they are eliminated."""
+    """The columns of the winners: a target is a number in the order of elimination."""
     within: Listed
     """Columns that stay in their column of the grid."""
     between: Listed

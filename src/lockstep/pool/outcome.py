@@ -20,7 +20,7 @@ MAX_LETTERS = 200
 """Maximal length of a later failure in a note."""
 STUCK = "did not return and was stopped"
 WAITED = "and was stopped"
-"""Also in `STUCK`: by itself it is said of a process that waited for another one."""
+"""What is said of a process that waited for another one; a part of `STUCK`."""
 _INDENT = "    "
 NOT_READ = Exit(
     reason="was lost: it did not read what was sent to it. Was it stopped by SIGSTOP, or does "
@@ -37,7 +37,7 @@ class Kind(enum.Enum):
     LOST = "lost"
     """The process has died."""
     STUCK = "stuck"
-    """It did not come back: it was stopped."""
+    """The call did not come back: it was stopped."""
 
 
 @dataclasses.dataclass(frozen=True)

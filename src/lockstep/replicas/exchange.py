@@ -34,7 +34,7 @@ class _Records(current_job.Part):
 
 
 class Exchange:
-    """Several rounds in which each of the processes ``members`` publishes a value for the others.
+    """Rounds in which each of the processes ``members`` publishes a value for the others.
 
     Exchanges of different processes belong together by ``name`` and the number of earlier ones of
     this name. ``seconds``: how long a round waits for the others.

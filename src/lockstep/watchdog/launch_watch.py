@@ -39,7 +39,7 @@ def start(library: str, counts: LibraryCounts | None = None) -> None:
     if count == 1 or not config.record:
         return
     compilations.note(current_job.part(OwnWaits).note_compilation)
-    # It is registered before this watch's own end, so that it waits for what is dispatched first.
+    # Registered before this watch's own end, the hook waits for what is dispatched first.
     shutdown_hook.watch()
     owner = {device.id: device.process_index for device in _jax_compat.all_devices()}
     peer = topology.this_process(process, config.host_id, "", 0)

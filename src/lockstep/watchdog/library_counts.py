@@ -52,7 +52,7 @@ class LibraryCounts(Protocol):
         """Something stands still."""
 
     def end(self) -> None:
-        """It goes on."""
+        """What stood still goes on."""
 
     @property
     def is_settled(self) -> bool:

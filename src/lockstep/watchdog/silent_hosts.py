@@ -296,7 +296,7 @@ def _before_exit() -> None:
 
 
 def _exchange(store: Store, addresses: set[Address]) -> tuple[Listeners, Peer, str]:
-    """Also the key under which this process has published."""
+    """The listeners of all, this process, and the key under which it has published."""
     process, count = _jax_compat.distributed_place()
     own = topology.this_process(process, _config.current().host_id, "")
     monitors = current_job.part(_Monitors)
