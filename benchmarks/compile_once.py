@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import stock_job
+
 PROGRAM = """
 import collections, os, sys, time
 import jax, jax.monitoring, jax.numpy as jnp
@@ -62,18 +64,10 @@ WAYS = ("stock", "gloo", "lockstep")
 TIMEOUT = 600.0
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def commands(way: str, program: Path, folder: Path, args: argparse.Namespace) -> list[list[str]]:
     own = [str(program), str(folder), str(args.layers)]
     if way == "stock":
-        place = [str(free_port()), str(args.processes)]
+        place = [str(stock_job.free_port()), str(args.processes)]
         return [[sys.executable, *own, *place, str(i)] for i in range(args.processes)]
     run = [sys.executable, "-m", "lockstep", "run", "-n", str(args.processes), "--no-prefix"]
     return [[*run, "--collectives", way, *own]]

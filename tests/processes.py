@@ -45,6 +45,25 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def captured(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 60,
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with its status and the text of its output; its stdin is empty."""
+    return subprocess.run(
+        command,
+        env=env,
+        cwd=cwd,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
 def python(
     program: str | Path, *args: str, env: Mapping[str, str] | None = None, timeout: float = 60
 ) -> Ended:

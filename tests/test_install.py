@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import captured
+
 ROOT = Path(__file__).parents[1]
 INSTALL = ROOT / "scripts" / "install.py"
 DEADLINE_SECONDS = 60
@@ -46,14 +48,8 @@ def make(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # What a surrounding make passes on would be taken for what the user has named.
     outside = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "PYTHON", "VENV"}
     environment = {name: value for name, value in os.environ.items() if name not in outside}
-    return subprocess.run(
-        ["make", *arguments],
-        cwd=tree,
-        env=environment | {"CXX": "sh"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
+    return captured(
+        ["make", *arguments], env=environment | {"CXX": "sh"}, cwd=tree, timeout=DEADLINE_SECONDS
     )
 
 
@@ -92,9 +88,7 @@ def test_dependencies_are_installed_once_for_what_they_are(
         held.write_text("\n".join(more))
         command = [sys.executable, INSTALL, "--venv", here / ".venv", "--extras", extras]
         environment = os.environ | {"PIP_CONSTRAINT": str(held)}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS
-        )
+        done = captured(command, env=environment, timeout=DEADLINE_SECONDS)
         assert done.returncode == 0, done.stderr
         return [line.split("]")[1].split("  ")[0].strip() for line in done.stdout.splitlines()[1:]]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from processes import captured
 
 PREFLIGHT = Path(__file__).parents[1] / "scripts" / "preflight.sh"
 
@@ -21,13 +22,8 @@ def test_an_interpreter_that_cannot_be_used(script: str, words: str, tmp_path: P
     python = tmp_path / "python3"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    done = subprocess.run(
-        ["sh", str(PREFLIGHT)],
-        env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
+    done = captured(
+        ["sh", str(PREFLIGHT)], env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)}, timeout=30
     )
     assert done.returncode == 1
     assert words in done.stderr

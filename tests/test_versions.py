@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from lockstep._jax_compat import NEWEST_TESTED_JAX, OLDEST_JAX
+from processes import captured
 from support import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -47,9 +47,7 @@ def test_the_written_table_has_every_listed_version_and_no_failure() -> None:
 def test_every_case_is_there() -> None:
     listed = [case for group in cases.GROUPS.values() for case in group]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "", *listed]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = captured(command, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 

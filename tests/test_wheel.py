@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine import bindings
+from processes import captured
 from wheel_script import script
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -141,7 +142,7 @@ def interpreter(version: str) -> str | None:
     found = shutil.which(f"python{version}")
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for path in [*([found] if found else []), *map(str, pyenv)]:
-        said = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=30)
+        said = captured([path, "-V"], timeout=30)
         if said.returncode == 0 and said.stdout.startswith(f"Python {version}."):
             return path
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from lockstep.bench.cases import OPS, Case
 from lockstep.bench.job import BenchJob, JobSpec
 from lockstep.bench.runner import Jobs, Runner
 from lockstep.nccl.devices import Gpu, GpuFacts
+from processes import captured
 
 MIB = 1 << 20
 
@@ -108,12 +108,9 @@ def test_memory_is_that_of_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_gpus_cannot_do_is_said_before_anything_starts(
     words: list[str], shown: str, text: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-m", "lockstep", "bench", *words],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": shown},
-        capture_output=True,
-        text=True,
-        timeout=60,
     )
     assert (done.returncode, text in done.stderr) == (2, True), done.stderr
 

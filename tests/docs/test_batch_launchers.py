@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import uuid
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from page_commands import ROOT, listed_lines
+from processes import captured
 from support import MARK, marked, wait_until
 from worker import batch_launchers
 from worker.test_worker_command import CLEAN, SUM, sums
@@ -41,14 +41,8 @@ def typed(script: str, folder: Path, job: Mapping[str, str]) -> str:
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     own = {"PATH": path, "HOME": str(folder), "TMPDIR": str(folder), MARK: mark}
     try:
-        done = subprocess.run(
-            ["bash", "-e", "-c", script],
-            cwd=folder,
-            env={**CLEAN, **own, **job},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
+        done = captured(
+            ["bash", "-e", "-c", script], env={**CLEAN, **own, **job}, cwd=folder, timeout=SECONDS
         )
         wait_until(lambda: not marked(mark), f"an end of {marked(mark)}")
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import kubernetes_api
 from lanes import needs
 from page_commands import ROOT
+from processes import captured
 
 PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
 COMMANDS = re.findall(r"^    (openssl .*kubectl .*)$|`(kubectl \w+ -[^`]+)`", PAGE, re.M)
@@ -30,14 +30,8 @@ def typed(line: str, folder: Path, config: Path) -> str:
     for title, text in re.findall(r'^```yaml title="(\S+)"\n(.*?)^```$', PAGE, re.M | re.S):
         (folder / title).write_text(text)
     environ = {**os.environ, "KUBECONFIG": str(config), "HOME": str(folder)}
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line],
-        cwd=folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
+    done = captured(
+        ["bash", "-o", "pipefail", "-c", line], env=environ, cwd=folder, timeout=SECONDS
     )
     assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
     return done.stdout

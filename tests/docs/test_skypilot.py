@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from page_environments import commands_of
-from processes import assert_all_well, free_port, run_processes
+from processes import assert_all_well, captured, free_port, run_processes
 from worker.test_worker_command import SUM, sums
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "skypilot.md").read_text()
@@ -47,12 +47,10 @@ def test_skypilot_reads_the_task(tmp_path: Path) -> None:
 
     def read(document: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         (tmp_path / "train.yaml").write_text(yaml.safe_dump(document))
-        return subprocess.run(
+        return captured(
             [python, "-c", READ, "train.yaml"],
-            cwd=tmp_path,
             env={**os.environ, "HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
+            cwd=tmp_path,
             timeout=SECONDS,
         )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +11,7 @@ from rich.console import Console
 
 from lockstep._finding import STATUSES, ok, problem, warning, worst
 from lockstep.doctor import report
+from processes import captured
 
 AREAS = [
     ("software", [ok("jax", "0.10.2"), warning("jaxlib", "0.10.1", "pip install jaxlib")]),
@@ -74,14 +73,7 @@ def test_the_document() -> None:
 
 
 def test_the_command_finds_this_machine_fit() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ,
-        check=False,
-    )
+    done = captured([sys.executable, "-m", "lockstep", "doctor", "--json"], timeout=120)
     found = json.loads(done.stdout)
     problems = [check for check in found["checks"] if check["status"] == "problem"]
     assert problems == []

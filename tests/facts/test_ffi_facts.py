@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from lockstep.linalg import _cpu_kernels
+from processes import captured
 
 FFI = Path(__file__).parents[2] / "native" / "linalg" / "ffi.h"
 
@@ -60,7 +60,7 @@ def test_structs_are_those_of_the_header_of_jaxlib(tmp_path: Path) -> None:
     program = tmp_path / "program.cc"
     program.write_text("\n".join(lines))
     command = [compiler, "-std=c++20", "-fsyntax-only", "-w", "-I", jax.ffi.include_dir()]
-    done = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=100)
+    done = captured([*command, str(program)], timeout=100)
     assert done.returncode == 0, done.stderr
 
 

@@ -19,6 +19,7 @@ from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices
 from lockstep.engine import bindings
 from of_this_jax import GLOO_REDUCE_SCATTER
+from processes import captured
 from support import run_lockstep
 
 JAXLIB_SAYS = """
@@ -34,11 +35,9 @@ JAXLIB_SAYS = """
 def python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs a program in an interpreter of its own, without lockstep's variables."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_", "JAX_", "MPI"))}
-    return subprocess.run(
+    return captured(
         [sys.executable, "-c", textwrap.dedent(program)],
         env={**kept, "JAX_PLATFORMS": "cpu", **environ},
-        capture_output=True,
-        text=True,
         timeout=100,
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from faults.harness import PROGRAMS
 from lanes import needs
-from processes import clean_environ
+from processes import captured, clean_environ
 from support import run_lockstep
 
 LOOP = """
@@ -54,13 +54,10 @@ def run_with_disk(
     disk.mkdir()
     mount = f"mount -t tmpfs -o {options} none {disk} && exec env TMPDIR={disk} "
     command = [sys.executable, "-m", "lockstep", "run", "-n", "2", *args, str(file)]
-    return subprocess.run(
+    return captured(
         ["unshare", "-Urm", "--kill-child", "sh", "-c", f'{mount} "$@"', "sh", *command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
         env=clean_environ(),
+        timeout=90,
     )
 
 

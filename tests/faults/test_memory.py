@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lanes import must_run
-from processes import clean_environ
+from processes import captured, clean_environ
 
 LIMIT = 1_200_000_000
 PROGRAM = """
@@ -65,13 +64,8 @@ def test_a_process_that_the_kernel_kills_for_memory_is_reported_by_that_name(
             assert not must_run(), "no control group of our own"
             pytest.skip("no control group of our own: tests/system/test_oom.py has the counters")
         join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-        done = subprocess.run(
-            ["sh", "-c", join, "sh", *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=clean_environ(TMPDIR=str(tmp_path)),
+        done = captured(
+            ["sh", "-c", join, "sh", *command], env=clean_environ(TMPDIR=str(tmp_path)), timeout=120
         )
     assert done.returncode == 137, done
     assert "process 1 of 2 failed first: killed by SIGKILL (signal 9): out of memory" in done.stderr

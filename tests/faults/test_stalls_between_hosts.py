@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from faults.host_jobs import PROGRAM, TIMEOUT, everything, line_of, start_four
 from faults.hosts import Hosts, possible
 from lanes import full, needs
 from lockstep.watchdog import remote
+from processes import captured
 from support import wait_until
 
 pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
@@ -45,7 +45,7 @@ def test_a_stall_is_reported_with_what_another_host_does(
 def report_on(pid: int) -> str:
     """The report on the running job that a process or agent belongs to."""
     words = [sys.executable, "-m", "lockstep", "report", "--pid", str(pid)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    done = captured(words, timeout=TIMEOUT)
     return done.stdout + done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from lockstep.hlo import float16_pass
 from lockstep.hlo.proto import Field, HloProgram, Message
 from lockstep.hlo.size_limits import COLLECTIVES
 from of_this_jax import needs_float16_pass
+from processes import captured
 from support import run_lockstep
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "low_precision.py"
@@ -98,7 +98,7 @@ def test_single_process_programs_compute_the_same_through_the_pass() -> None:
     }
     for option in (["--widen"], []):
         command = [sys.executable, str(PROGRAM), "--dtypes", "float16,float8_e4m3fn", *option]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200)
+        done = captured(command, env=environ, timeout=200)
         assert done.returncode == 0, done.stderr
         assert "derivatives right" in done.stdout
         # Without the pass float16 must be there: otherwise the program tests nothing.

@@ -12,19 +12,14 @@ import pytest
 
 import lockstep
 from lockstep.inspection import cli, plan
+from processes import captured
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "inspect_step.py"
 SECONDS = 120
 
 
 def inspect(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", "inspect", *words],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    return captured([sys.executable, "-m", "lockstep", "inspect", *words], timeout=SECONDS)
 
 
 @pytest.mark.full
@@ -237,14 +232,7 @@ SHARDED = textwrap.dedent("""
 
 def test_reports_advice_and_drawings_in_one_process(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = captured([sys.executable, "-c", SHARDED], cwd=tmp_path, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in (
         "argument w is whole on each of 8 devices (4 MiB each); sharded over x it takes 2 MiB",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+from processes import captured
 
 PROGRAM = """
 import lockstep
@@ -55,8 +56,6 @@ assert len(fast) == before + 1
 
 
 def test_every_launch_is_noted_also_beside_the_check_for_nan() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = captured([sys.executable, "-c", PROGRAM], timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith("found\n")

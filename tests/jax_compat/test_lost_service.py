@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep._jax_compat import lost_service
+from processes import captured
 
 
 def test_a_call_returns_or_raises_what_the_method_does() -> None:
@@ -55,7 +55,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_child_has_no_thread_of_its_parent() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = captured([sys.executable, "-c", FORKED])
     assert ended.stdout == "7\n", ended.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import captured
+
 SOFT_LIMIT = 36
 TOO_MANY = "Too many open files"
 
@@ -16,9 +18,7 @@ TOO_MANY = "Too many open files"
 def lockstep(*words: str, hard: int | None = None) -> subprocess.CompletedProcess[str]:
     limits = f"ulimit -Sn {SOFT_LIMIT}" + (f"; ulimit -Hn {hard}" if hard else "")
     command = shlex.join([sys.executable, "-m", "lockstep", "run", *words, "-c", "pass"])
-    return subprocess.run(
-        ["sh", "-c", f"{limits}; exec {command}"], capture_output=True, text=True, timeout=120
-    )
+    return captured(["sh", "-c", f"{limits}; exec {command}"], timeout=120)
 
 
 def fake_ssh(folder: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import ssh_hosts
 from lanes import full, needs
-from processes import clean_environ
+from processes import captured, clean_environ
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -118,16 +118,7 @@ pytestmark = needs(
 def run(folder: Path, enter: list[str], command: str) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(PROGRAM)
     command = command.format(run=LOCKSTEP, forbid=FORBID, no_shm=NO_SHM, **SYSCALLS)
-    return subprocess.run(
-        [*enter, command],
-        cwd=folder,
-        env=clean_environ(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return captured([*enter, command], env=clean_environ(), cwd=folder, timeout=90)
 
 
 @pytest.mark.parametrize("name", [n if n in IN_MAKE_TEST else full(n) for n in WORKS])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from lockstep._errors import ConfigError
 from lockstep.hosts import allocation
 from lockstep.hosts.host_list import Host
 from lockstep.launch import hosts_command, run_command
+from processes import captured
 from support import assert_unsaid
 
 PROGRAM = "program.py"
@@ -72,12 +72,8 @@ def test_hosts_outside_of_the_allocation_are_refused(
 
 def test_the_option_allows_hosts_outside_of_the_allocation() -> None:
     environ = {**os.environ, **ALLOCATION}
-    done = subprocess.run(
-        [*RUN, "--hosts", "a.invalid,b.invalid", "--outside-allocation", PROGRAM],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = captured(
+        [*RUN, "--hosts", "a.invalid,b.invalid", "--outside-allocation", PROGRAM], env=environ
     )
     # Both were tried by ssh.
     assert done.returncode == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from processes import captured
 from support import MY_PROCESS, run_lockstep, start_lockstep
 
 
@@ -70,10 +71,8 @@ def test_a_line_that_is_printed_in_parts_stays_whole(tmp_path: Path) -> None:
             pathlib.Path("other").touch()
         """
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "-n", "2", "program.py"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", "program.py"]
+    done = captured(command, cwd=tmp_path)
     assert done.stdout == "[1] whole\n[0] loss 0.5\n", done
 
 

@@ -16,19 +16,15 @@ from lockstep._errors import ConfigError
 from lockstep.launch.before_start import check_program, warn, warn_of_collectives
 from lockstep.launch.options import run_parser
 from lockstep.processes import child_main
+from processes import captured
 from support import MY_PROCESS, assert_unsaid, run_lockstep, start_lockstep
 
 
 def lockstep(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return captured(
         [sys.executable, "-m", "lockstep", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
         env={**os.environ, **({"TMPDIR": str(cwd)} if cwd else {})},
-        check=False,
+        cwd=cwd,
     )
 
 
@@ -48,13 +44,7 @@ def test_stdin_goes_to_process_0_and_the_others_see_its_end() -> None:
 def test_a_launcher_without_stdin_gives_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys; print(repr(sys.stdin.read()))")
     command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(tmp_path / "program.py")]
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = captured(["sh", "-c", 'exec "$@" <&-', "sh", *command])
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] ''", "[1] ''"]), done
 
 
@@ -187,14 +177,8 @@ def test_code_is_run_from_a_word_and_from_standard_input(tmp_path: Path) -> None
     done = lockstep("run", "-np", "1", "-c", code, "-x", cwd=tmp_path)
     assert done.stdout == "[0] __main__ ['-c', '-x'] '' \n", done.stderr
     failing = "import sys\ndef f():\n    sys.stdin.read()\n    raise ValueError('no')\nf()\n"
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "-n", "2", "-", "y"],
-        input=failing,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", "-", "y"]
+    done = subprocess.run(command, input=failing, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     # The line of the code is shown, though no file has it.
     assert re.search(r'"<string>", line 4, in f\n.*raise ValueError\(\'no\'\)', done.stderr)
@@ -256,14 +240,7 @@ def test_more_processes_than_fit_into_memory_are_refused(tmp_path: Path) -> None
 def test_too_few_open_files_are_told_without_a_traceback(most: int, tmp_path: Path) -> None:
     (tmp_path / "here.py").write_text("print('started')")
     command = [sys.executable, "-m", "lockstep", "run", "-n", "8", str(tmp_path / "here.py")]
-    done = subprocess.run(
-        ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = captured(["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *command])
     assert done.returncode != 0
     assert_unsaid("Traceback", done.stderr)
     assert "Too many open files" in done.stderr

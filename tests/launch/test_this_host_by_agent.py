@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from lanes import full
 from own_address import networked, own_address
+from processes import captured
 from support import marked, run_lockstep, start_lockstep, wait_until
 
 WRAPPER = """#!/bin/sh
@@ -91,12 +91,7 @@ def test_logs_of_a_later_process_that_cannot_be_made_end_the_job(tmp_path: Path)
     """
     lockstep = [sys.executable, "-P", "-c", code, "run"]
     options = ["--hosts", "localhost:24", "--log-dir", str(tmp_path / "logs")]
-    ended = subprocess.run(
-        [*few_files, *lockstep, *options, str(tmp_path / "program.py")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = captured([*few_files, *lockstep, *options, str(tmp_path / "program.py")])
     assert ended.returncode == 1, ended
     assert " of 24 could not be started: its logs: " in ended.stderr
     assert "Too many open files" in ended.stderr

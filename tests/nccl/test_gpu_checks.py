@@ -20,6 +20,7 @@ from lockstep.hosts.checks import facts, gpu_findings
 from lockstep.nccl import devices, gpu_checks, known_hangs
 from lockstep.nccl.devices import Gpu, GpuFacts
 from nccl import nvml_stand_in
+from processes import captured
 
 H200 = Gpu("NVIDIA H200", 141 << 30, 4 << 20, capability=(9, 0))
 GOOD = GpuFacts(
@@ -349,9 +350,7 @@ def test_without_a_gpu_nothing_of_it_is_imported(
     monkeypatch.setenv("NVML_STAND_IN", json.dumps({**SCRIPT, "touched": str(touched)}))
     # No process is started, either: `nvidia-smi` would be, were it there.
     program = f"import subprocess\nsubprocess.Popen = None\n{NO_GPU}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    done = captured([sys.executable, "-c", program])
     assert done.stdout.strip() == "[]", done.stderr
     assert not touched.exists()
     devices.ask(60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from lockstep._errors import ConfigError
 from lockstep.hosts import host_attempt
 from lockstep.nccl import gpus
 from lockstep.system.interfaces import interfaces, is_loopback
+from processes import captured
 from support import run_lockstep
 
 NAMED = {
@@ -152,12 +152,8 @@ def worker(tmp_path: Path, **environ: str) -> str:
         "SLURM_STEP_TASKS_PER_NODE": "4",
     }
     command = [sys.executable, "-m", "lockstep", "worker", "--collectives", "gloo"]
-    done = subprocess.run(
-        [*command, "--platform", "cuda", str(program)],
-        env={**os.environ, **step, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = captured(
+        [*command, "--platform", "cuda", str(program)], env={**os.environ, **step, **environ}
     )
     return done.stdout.strip() or done.stderr
 

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from support import wait_until
 
 TETHER = [sys.executable, "-P", "-m", "lockstep.notebook.controller_guard"]
 SLOW_CHILD = """
@@ -19,13 +20,6 @@ with open(sys.argv[1] + ".new", "w") as file: file.write(f"{os.getpid()} {child.
 os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(600)
 """
-
-
-def wait_until(condition: object, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:
@@ -43,11 +37,12 @@ def test_a_kill_ends_the_command(killed: str, tmp_path: Path) -> None:
     tether = subprocess.Popen([*TETHER, *words])
     pids: list[int] = []
     try:
-        wait_until(file.exists)
+        wait_until(file.exists, "the child")
         pids = [int(word) for word in file.read_text().split()]
         (other if killed == "the other process" else tether).kill()
         # Of a tether that is killed, the kernel ends the command only.
-        wait_until(lambda: all(is_gone(pid) for pid in pids[: 2 if "other" in killed else 1]))
+        ended = pids[: 2 if "other" in killed else 1]
+        wait_until(lambda: all(is_gone(pid) for pid in ended), f"an end of {ended}")
         if killed == "the other process":
             assert tether.wait(10) == 1
     finally:

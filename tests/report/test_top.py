@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from of_this_jax import where_numbered
+from processes import captured
 from support import Run, assert_unsaid, start_lockstep, wait_until
 
 WIDTH, HEIGHT = 130, 60
@@ -132,7 +133,7 @@ def test_top_says_what_restarts_have_cost(logged: bool, tmp_path: Path) -> None:
         wait_until(lambda: len(list(run.folder.glob(sites))) == 2, "collectives", 60)
         command = ["top", "--pid", str(run.process.pid), "--once"]
         words = [sys.executable, "-m", "lockstep", *command]
-        shown = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        shown = captured(words)
         end_of_job(run)
     cost = r"1 restart, ([\d.]+) s lost: process failed 1 \(\1 s\)"
     assert re.search(cost, shown.stdout), shown

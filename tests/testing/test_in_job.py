@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from processes import captured
 from pytest_sessions import project
 
 
 def run_in_job(folder: Path, *args: str) -> str:
     command: Sequence[str] = ["run", "-n", "2", "--auto-init", "-m", "pytest", *args]
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", *command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = captured([sys.executable, "-m", "lockstep", *command], cwd=folder, timeout=120)
     return ended.stdout + ended.stderr
 
 
