@@ -26,7 +26,7 @@ from lockstep.cli import main
 from lockstep.flight_recorder import text_report
 from lockstep.flight_recorder.diagnose import diagnose
 from lockstep.flight_recorder.json_report import SCHEMA
-from lockstep.processes import failed_runs, live
+from lockstep.processes import failed_runs, running_job
 from lockstep.report import locate_run, top
 
 
@@ -284,9 +284,9 @@ def test_a_live_job_has_no_straggler_for_a_short_wait() -> None:
     run = late.snapshot()
     [began] = [r.call.entry.entered_ns for r in diagnose(run).rows if r.call and r.index == 0]
     hosts = {process.record.host for process in run.processes if process.record}
-    brief = live.settled(diagnose(run), dict.fromkeys(hosts, began + 55_000_000))
+    brief = running_job.settled(diagnose(run), dict.fromkeys(hosts, began + 55_000_000))
     assert "nothing is wrong" in text_report.table(brief)
     assert text_report.CULPRIT not in text_report.table(brief)
     for later in (3_000_000_000, -3_600_000_000_000):  # the host has been started again
-        waiting = live.settled(diagnose(run), dict.fromkeys(hosts, began + later))
+        waiting = running_job.settled(diagnose(run), dict.fromkeys(hosts, began + later))
         assert "has not arrived yet" in text_report.table(waiting)

@@ -115,9 +115,9 @@ def _watch_children() -> None:
 
 def _fail_barriers_together() -> None:
     from lockstep.job import current_job
-    from lockstep.job.uses import Uses
+    from lockstep.job.call_numbers import CallNumbers
 
-    _jax_compat.fail_barriers_together(lambda barrier: current_job.part(Uses).next(barrier))
+    _jax_compat.fail_barriers_together(lambda barrier: current_job.part(CallNumbers).next(barrier))
 
 
 def _survive() -> None:

@@ -47,7 +47,7 @@ from lockstep.flight_recorder.waits import Barrier
 RECENT = 4
 """How many different calls a row shows before the current one."""
 BRIEF_SECONDS = 1.0
-"""A wait of a running job that is shorter is no news (`lockstep.processes.live`)."""
+"""A wait of a running job that is shorter is no news (`lockstep.processes.running_job`)."""
 
 
 class Kind(enum.Enum):

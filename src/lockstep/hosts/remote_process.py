@@ -68,7 +68,7 @@ class RemoteProcess:
         self.exit, self.was_killed, self.ended_at = ending, was_killed, at
 
     def not_started(self, is_error: bool) -> None:
-        """Notes that it never ran: it could not be started (``is_error``), or the job was stopped."""
+        """Notes that it never ran, because of an error or because the job was stopped before."""
         stopped = Exit(signal=signal.SIGINT, reason=_run_files.STOPPED)
         self.exit = Exit(exit_code=0) if is_error else stopped
         self.ended_at = time.monotonic()

@@ -66,11 +66,11 @@ def waits(run_dir: Path, attempt: int) -> str:
     with contextlib.suppress(Exception):  # the job is being stopped, and that comes first
         if _run_files.has_records(run_dir, attempt):
             from lockstep.flight_recorder import diagnose, diagnosis_headline, run_records
-            from lockstep.processes import live
+            from lockstep.processes import running_job
 
             run = run_records.read_run(run_dir, attempt)
-            now = live.now_of_hosts(run, time.monotonic_ns())
-            found = live.settled(diagnose.diagnose(run), now)
+            now = running_job.now_of_hosts(run, time.monotonic_ns())
+            found = running_job.settled(diagnose.diagnose(run), now)
             return (
                 diagnosis_headline.headline(found)
                 if found.kind is not diagnose.Kind.NOTHING

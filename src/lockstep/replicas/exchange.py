@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
 from lockstep.job import current_job, kv_store
-from lockstep.job.uses import Uses
+from lockstep.job.call_numbers import CallNumbers
 from lockstep.watchdog import watchdogs
 
 _FOLDER = "lockstep/replicas"
@@ -47,7 +47,7 @@ class Exchange:
         self._client = _jax_compat.distributed_client()
         self._store = kv_store.of_application(self._client)
         kind = hashlib.blake2b(repr([name, *members]).encode(), digest_size=8).hexdigest()
-        self._folder = f"{_FOLDER}/{kind}/{current_job.part(Uses).next(f'{_FOLDER}/{kind}')}"
+        self._folder = f"{_FOLDER}/{kind}/{current_job.part(CallNumbers).next(f'{_FOLDER}/{kind}')}"
         self._earlier = current_job.part(_Records).keys.get(kind, [])
         self._own = current_job.part(_Records).keys[kind] = []
         self._is_complete = True

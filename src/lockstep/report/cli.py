@@ -98,14 +98,14 @@ def main(args: argparse.Namespace) -> int:
     """Prints the report; 1 when there is a fault, else 0."""
     from lockstep.flight_recorder import diagnose, json_report
     from lockstep.flight_recorder.time_summary import summarize
-    from lockstep.processes import live
+    from lockstep.processes import running_job
     from lockstep.report import locate_run
 
     run = locate_run.read(*_which(args), args.attempt)
     now_ns = time.monotonic_ns()  # of the records: what follows takes a while
-    now = live.now_of_hosts(run, now_ns)
-    run = live.with_compilations(run, now)
-    diagnosis = live.settled(diagnose.diagnose(run), now)
+    now = running_job.now_of_hosts(run, now_ns)
+    run = running_job.with_compilations(run, now)
+    diagnosis = running_job.settled(diagnose.diagnose(run), now)
     summary = summarize(run) if args.summary else None
     if args.trace:
         _write_trace(Path(args.trace), run)

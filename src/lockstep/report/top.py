@@ -20,7 +20,7 @@ from lockstep.flight_recorder.format import State
 from lockstep.flight_recorder.phrases import described
 from lockstep.flight_recorder.run_records import Run
 from lockstep.flight_recorder.time_summary import summarize
-from lockstep.processes import live
+from lockstep.processes import running_job
 from lockstep.report import locate_run
 from lockstep.report.tables import summary_table
 
@@ -91,8 +91,8 @@ def frame(
 ) -> Group:
     """One picture. ``now_ns`` is CLOCK_MONOTONIC of this machine, ``lost`` what restarts have cost
     (`locate_run.restarts`)."""
-    now = live.now_of_hosts(run, now_ns)
-    diagnosis = live.settled(diagnosis, now)
+    now = running_job.now_of_hosts(run, now_ns)
+    diagnosis = running_job.settled(diagnosis, now)
     style = "bold red" if diagnosis.kind.is_fault else "bold"
     return Group(
         Text(headline(diagnosis), style=style),

@@ -22,7 +22,7 @@ from lockstep.flight_recorder.diagnosis_headline import BARRIER_DEADLOCK
 from lockstep.flight_recorder.run_records import Caller
 from lockstep.flight_recorder.waits import Barrier
 from lockstep.job import current_job, kv_store
-from lockstep.job.uses import Uses
+from lockstep.job.call_numbers import CallNumbers
 from lockstep.sync import value_digest
 from lockstep.system import stack_dump
 from lockstep.watchdog import watchdogs
@@ -83,7 +83,7 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     process, count = _jax_compat.distributed_place()
     words = f"assert_same(..., {name!r})"
     key = f"lockstep/same/{name}"
-    use = current_job.part(Uses).next(key)
+    use = current_job.part(CallNumbers).next(key)
     shared = kv_store.of_application(client)
     published = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
     shared.put(f"{key}/{use}/{process}", published)
@@ -111,7 +111,7 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
     if timeout is None:
         timeout = _config.current().collective_timeout
     seconds = timeout or _NO_DEADLINE
-    use = current_job.part(Uses).next(name)
+    use = current_job.part(CallNumbers).next(name)
     line = frames.innermost() or Caller("", 0, "")
     try:
         with current_job.part(OwnWaits).inside(

@@ -8,8 +8,8 @@ import threading
 from lockstep.job import current_job
 
 
-class Uses(current_job.Part):
-    """The uses of each barrier and check, by a key that all processes have for it."""
+class CallNumbers(current_job.Part):
+    """Numbers the calls of each barrier and check, by a key that all processes have for it."""
 
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
