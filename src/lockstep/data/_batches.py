@@ -12,7 +12,7 @@ from lockstep._errors import DataError
 from lockstep._words import processes
 from lockstep.data import _layout, _sources, _spec
 from lockstep.data._equalize import Stop, agreed
-from lockstep.data._exchange import require_same
+from lockstep.data._exchange import require_same_batches
 from lockstep.data._sources import WORDS, Indexed, Stream
 
 Last = Literal["pad", "drop", "error"]
@@ -88,7 +88,7 @@ def batches(
     layout = _layout.layout(WORDS, batch_size, sharding)
     length = found.length if isinstance(found, Indexed) else "as many as each process has"
     settings = {"rows": length, "batch_size": batch_size, "last": last, "every": every}
-    require_same(WORDS, "what they cut into batches", settings)
+    require_same_batches(WORDS, settings)
     if isinstance(found, Indexed):
         return _IndexedBatches(found, layout, last)
     if layout.held_twice and jax.process_count() > 1:

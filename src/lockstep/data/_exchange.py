@@ -19,7 +19,7 @@ from lockstep import _jax_compat
 from lockstep._errors import DataError
 from lockstep._words import processes
 from lockstep.job import current_job, kv_store
-from lockstep.job.uses import Uses
+from lockstep.job.call_numbers import CallNumbers
 from lockstep.sync.barrier import barrier
 
 FAILED = -1
@@ -41,7 +41,7 @@ def exchange(words: str, value: Any) -> list[Any]:
     if client is None:
         return [value]
     process, count = _jax_compat.distributed_place()
-    use = current_job.part(Uses).next(_FOLDER)
+    use = current_job.part(CallNumbers).next(_FOLDER)
     store = kv_store.of_application(client)
     store.put(f"{_FOLDER}/{use}/{process}", value)
     barrier(words)
@@ -52,12 +52,13 @@ def exchange(words: str, value: Any) -> list[Any]:
     return [found[str(other)] for other in range(count)]
 
 
-def require_same(words: str, what: str, value: Any) -> None:
-    """Raises `DataError` on every process if ``value`` is not the same on all."""
+def require_same_batches(words: str, value: Any) -> None:
+    """Raises `DataError` on every process if ``value``, what it cuts into batches, differs."""
     found = exchange(words, value)
     if any(other != found[0] for other in found):
         lines = [f"  {processes(same)}: {json_text}" for json_text, same in _groups(found).items()]
-        raise DataError(f"{words}: the processes differ in {what}:\n" + "\n".join(lines))
+        head = f"{words}: the processes differ in what they cut into batches:\n"
+        raise DataError(head + "\n".join(lines))
 
 
 def _groups(values: Sequence[Any]) -> dict[str, list[int]]:

@@ -21,6 +21,8 @@ from lockstep.data._pieces import Index, check_process
 _ALIGNMENT = 64
 """Bytes, of the buffers of XLA's CPU devices."""
 
+WORDS = "lockstep.scatter"
+
 
 def scatter(x: Any, sharding: Any, source: int = 0) -> Any:
     """Global arrays of values that one process has; every process calls this.
@@ -41,7 +43,7 @@ def scatter(x: Any, sharding: Any, source: int = 0) -> Any:
       ValueError: the job has no such process.
     """
     check_process("scatter", source)
-    tree, specs, keys = _announced("lockstep.scatter", x, source)
+    tree, specs, keys = _announced(x, source)
     leaves = jax.tree.leaves(
         jax.tree.map(lambda s, part: jax.tree.map(lambda _: s, part), sharding, specs)
     )
@@ -64,7 +66,7 @@ def broadcast(x: Any, source: int = 0) -> Any:
     return scatter(x, everywhere, source)
 
 
-def _announced(words: str, x: Any, source: int) -> tuple[Any, Any, list[tuple[int, str]]]:
+def _announced(x: Any, source: int) -> tuple[Any, Any, list[tuple[int, str]]]:
     """The values on ``source``, None elsewhere; on every process their shapes and types, and which
     leaves are the data of random keys, of which kind."""
     problem, spec, tree, keys = "", None, None, []
@@ -73,18 +75,18 @@ def _announced(words: str, x: Any, source: int) -> tuple[Any, Any, list[tuple[in
             keys = [
                 (i, k) for i, leaf in enumerate(jax.tree.leaves(x)) if (k := _kind_of_key(leaf))
             ]
-            tree = _layout.checked(words, _fetched(x))
+            tree = _layout.checked(WORDS, _fetched(x))
             spec = _spec.spec_of(tree)
         except Exception as error:
             problem = str(error)
-    problem, spec, keys = exchange(words, [problem, spec, keys])[source]
+    problem, spec, keys = exchange(WORDS, [problem, spec, keys])[source]
     if problem:
-        raise DataError(f"{words}: process {source}: {problem.removeprefix(f'{words}: ')}")
+        raise DataError(f"{WORDS}: process {source}: {problem.removeprefix(f'{WORDS}: ')}")
     try:
         return tree, _spec.shapes(spec), keys
     except TypeError as error:
         raise DataError(
-            f"{words}: the tree of process {source} has {error}; other processes know dicts, "
+            f"{WORDS}: the tree of process {source} has {error}; other processes know dicts, "
             "lists and tuples."
         ) from None
 
@@ -107,7 +109,7 @@ def _check_divides(sharding: Any, shape: tuple[int, ...]) -> None:
         sharding.shard_shape(shape)
     except ValueError as error:
         raise DataError(
-            f"lockstep.scatter: an array of shape {shape} cannot be divided by {sharding}: {error}"
+            f"{WORDS}: an array of shape {shape} cannot be divided by {sharding}: {error}"
         ) from error
 
 

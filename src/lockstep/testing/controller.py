@@ -96,7 +96,7 @@ class Controller:
             outcomes, diagnosis = self._run(layout, item, nextitem, times)
         except (LockstepError, pytest.Collector.CollectError, pytest.fail.Exception) as error:
             text = f"{type(error).__name__}: {error}"
-            yield merge.failed_report(item, "setup", text, _at_end(times))
+            yield merge.failed_report(item, text, _at_end(times))
             return
         by_rank: dict[int, list[pytest.TestReport]] = {}
         problems: dict[int, str] = {}

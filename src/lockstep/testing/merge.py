@@ -138,7 +138,7 @@ def timed(report: pytest.TestReport, times: Times, is_stopped: bool) -> pytest.T
     return report
 
 
-def failed_report(item: pytest.Item, phase: str, longrepr: Any, times: Times) -> pytest.TestReport:
+def failed_report(item: pytest.Item, longrepr: Any, times: Times) -> pytest.TestReport:
     """A report of what did not come from a test: a process has died, a deadline has passed."""
     return pytest.TestReport(
         item.nodeid,
@@ -146,7 +146,7 @@ def failed_report(item: pytest.Item, phase: str, longrepr: Any, times: Times) ->
         dict.fromkeys(item.keywords, 1),
         "failed",
         longrepr,
-        phase,  # pyright: ignore[reportArgumentType]
+        "setup",
         start=times.began,
         stop=times.ended,
         duration=times.ended - times.began,

@@ -71,15 +71,15 @@ def timeout_of(item: pytest.Item) -> float | None:
     if of_plugin and (of_plugin.args or "timeout" in of_plugin.kwargs):
         value = of_plugin.args[0] if of_plugin.args else of_plugin.kwargs["timeout"]
         return 0.95 * float(value) or None
-    for value in (item.config.getoption("timeout", None), _ini(item.config, "timeout")):
+    for value in (item.config.getoption("timeout", None), _timeout_of_ini(item.config)):
         if value not in (None, ""):
             return 0.95 * float(value) or None
     return item.config.getoption("lockstep_timeout") or None
 
 
-def _ini(config: pytest.Config, name: str) -> Any:
-    with contextlib.suppress(ValueError, KeyError):
-        return config.getini(name)
+def _timeout_of_ini(config: pytest.Config) -> Any:
+    with contextlib.suppress(ValueError, KeyError):  # without pytest-timeout
+        return config.getini("timeout")
     return None
 
 
