@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.bootstrap.cluster_env import RankInfo
+from lockstep.bootstrap.cluster_env import RankInfo, detect
+from lockstep.bootstrap.cluster_env._place import Read
 
 
 def parse(dump: str) -> dict[str, str]:
@@ -146,3 +147,10 @@ SKYPILOT = {
 
 def place(*values: object) -> RankInfo:
     return RankInfo(*values)  # type: ignore[arg-type]
+
+
+def coordinator(environ: dict[str, str], *read: Read) -> str | None:
+    """The address of the coordinator, where the variables place a process."""
+    found = detect(environ, *read)
+    assert found is not None
+    return found.coordinator

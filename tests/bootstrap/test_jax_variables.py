@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster_environs import JAXJOB, OPEN_MPI_4, SKYPILOT, SLURM, TORCHRUN, TRAINJOB, place
+from cluster_environs import (
+    JAXJOB,
+    OPEN_MPI_4,
+    SKYPILOT,
+    SLURM,
+    TORCHRUN,
+    TRAINJOB,
+    coordinator,
+    place,
+)
 from lanes import sample
 from lockstep._errors import LaunchError
 from lockstep.bootstrap.cluster_env import RankInfo, detect, explain_none, names_of_job, renewed
@@ -73,9 +82,7 @@ def test_the_port_may_stand_in_the_other_variable(
     told = told | {"JAX_COORDINATOR_PORT": port} if port else without(told, "JAX_COORDINATOR_PORT")
     # With the variables of another launcher beside them too.
     for environ in (told, told | TORCHRUN | {"RANK": "1", "WORLD_SIZE": "2"}):
-        where = detect(environ)
-        assert where is not None
-        assert where.coordinator == found
+        assert coordinator(environ) == found
 
 
 def test_a_job_of_one_process_needs_no_address() -> None:
@@ -89,8 +96,7 @@ def test_older_versions_of_skypilot_set_no_number_of_nodes() -> None:
 
 def test_two_tasks_of_skypilot_on_the_same_nodes_are_two_jobs() -> None:
     other = SKYPILOT | {"SKYPILOT_TASK_ID": "sky-2026-11-27-10-00-01-000000_train_2"}
-    ports = {(where.coordinator if (where := detect(each)) else None) for each in (SKYPILOT, other)}
-    assert len(ports) == 2
+    assert coordinator(SKYPILOT) != coordinator(other)
     assert names_of_job(SKYPILOT) != names_of_job(other)
 
 

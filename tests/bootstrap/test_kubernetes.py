@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_environs import parse, place
+from cluster_environs import coordinator, parse, place
 from lockstep._errors import LaunchError
 from lockstep.bootstrap.cluster_env import detect, explain_none
 
@@ -43,9 +43,8 @@ def test_a_pod_of_an_indexed_job() -> None:
     found = detect(POD, files("train-2"))
     name = "train-0.train.default.svc.cluster.local:61440"
     assert found == place(2, 4, None, None, name, "Kubernetes")
-    found = detect(POD | {"JAX_COORDINATOR_PORT": "1234"}, files("train-2"))
-    assert found is not None
-    assert found.coordinator == "train-0.train.default.svc.cluster.local:1234"
+    of_user = coordinator(POD | {"JAX_COORDINATOR_PORT": "1234"}, files("train-2"))
+    assert of_user == "train-0.train.default.svc.cluster.local:1234"
 
 
 def test_a_pod_of_a_jobset() -> None:
@@ -59,9 +58,8 @@ def test_a_pod_of_a_jobset() -> None:
 
 def test_a_jobset_with_one_job_needs_no_more_than_an_indexed_job() -> None:
     only = {name: value for name, value in JOBSET_POD.items() if not name.startswith("JOBSET")}
-    found = detect(only | {"HOSTNAME": "net-workers-0-2"}, files("net-workers-0-2", "net"))
-    assert found is not None
-    assert found.coordinator == "net-workers-0-0.net.default.svc.cluster.local:61440"
+    first = coordinator(only | {"HOSTNAME": "net-workers-0-2"}, files("net-workers-0-2", "net"))
+    assert first == "net-workers-0-0.net.default.svc.cluster.local:61440"
 
 
 @pytest.mark.parametrize("hosts", ["", "127.0.0.1 localhost\n", "10.1.1.1 train-20.x train-2\n"])
