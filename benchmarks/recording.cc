@@ -1,14 +1,12 @@
 // What the recorder costs a small collective, without JAX: the engine of this checkout in one
 // program.
 //
-//   c++ -O3 -std=c++20 -pthread -Inative -ffp-contract=off -DLOCKSTEP_VERSION='""' -o
-//   /tmp/recording
-//       benchmarks/recording.cc native/{api,collectives,control,core,p2p,recorder,xla_probe}/*.cc
-//       native/transport/*/*.cc native/api/mpitrampoline/*.cc -ldl
+//   c++ -O3 -std=c++20 -pthread -Inative -DLOCKSTEP_SEGMENT_GIB=16 -o /tmp/recording
+//       benchmarks/recording.cc $(find build/.venv -path '*engine_objects*' -name '*.o') -ldl
 //   /tmp/recording [rounds]
 //
 // First each part on one thread; then all-reduces of 8 bytes between two processes, each on a core
-// of its own, in rounds that take turns: without the recorder, with it, and with it and the look
+// of its own, in rounds that take turns: without the recorder, with it, and with it and the scan
 // for XLA's numbers. Shown are the least round and the quartiles of the rounds, and of their ratios
 // to the round without it just before.
 #include <sched.h>
@@ -27,7 +25,7 @@
 #include "recorder/recorder.h"
 #include "xla_probe/origin.h"
 
-// What XLA has on its stack, as far as the look for it can tell.
+// What XLA has on its stack, as far as the scan for it can tell.
 namespace xla::cpu {
 struct CpuCollectives {
   struct Executor {
@@ -94,7 +92,7 @@ void parts(int rounds) {
   Origin origin;
   const double looked = below_executor([&] { return least(rounds, [&] { origin = look(); }); });
   const double clock = least(rounds, [] { (void)now_ns(); });
-  std::printf("one entry %.1f ns, one look %.1f ns (%s), one reading of the clock %.1f ns\n", entry,
+  std::printf("one entry %.1f ns, one scan %.1f ns (%s), one reading of the clock %.1f ns\n", entry,
               looked, origin.execution == 77 ? "found" : "not found", clock);
 }
 
