@@ -239,6 +239,13 @@ def _shifted(entry: Entry, offset: int) -> Entry:
     )
 
 
+def record_of(run: Run, process: int) -> format.ProcessRecord:
+    """The record of a process that has left one."""
+    record = run.processes[process].record
+    assert record is not None
+    return record
+
+
 def raised(run: Run, at: int, processes: set[int] | None = None) -> Run:
     """Every collective that did not end raised at the moment ``at``."""
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from flight_recorder.jobs import FAR, altered, job, patterns, realtime, steps
-from flight_recorder.simulate import SECOND, STRIDE, Job, Step, raised
+from flight_recorder.simulate import SECOND, STRIDE, Job, Step, raised, record_of
 from lockstep._run_files import STOPPED, ErrorRecord, Exit
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.causes import Pattern
@@ -62,8 +62,7 @@ def test_a_process_that_is_killed_by_the_launcher_because_it_never_came_is_late_
     at = made.now + 600 * SECOND
     exits = {1: Exit(signal=9, realtime_ns=realtime(at) + 3 * SECOND), 0: Exit(exit_code=1)}
     run = raised(made.snapshot(exits), at)
-    record = run.processes[1].record
-    assert record is not None
+    record = record_of(run, 1)
     still_running = dataclasses.replace(record, state=ProcessState.RUNNING)
     found = diagnose(altered(run, 1, record=still_running))
     assert (found.kind, found.culprits) == (Kind.WAITING, (1,))
@@ -85,8 +84,7 @@ def test_a_signal_of_the_launcher_is_no_cause(
     at = made.now + SECOND
     exits = {1: Exit(signal=2, realtime_ns=realtime(at) + 1000, reason=reason)}
     run = raised(made.snapshot(exits), at)
-    record = run.processes[1].record
-    assert record is not None
+    record = record_of(run, 1)
     found = diagnose(altered(run, 1, record=dataclasses.replace(record, state=state)))
     assert (found.kind, found.culprits) == (kind, (1,))
     if kind is Kind.ENDED:
@@ -104,8 +102,7 @@ def test_a_process_that_the_launcher_stopped_while_none_waited_is_no_culprit() -
         }
     )
     for index in (0, 1):
-        record = run.processes[index].record
-        assert record is not None
+        record = record_of(run, index)
         record = dataclasses.replace(record, state=ProcessState.RUNNING)
         run = altered(run, index, record=record)
     found = diagnose(run)
@@ -126,8 +123,7 @@ def test_collectives_called_after_the_failure_are_no_mismatch() -> None:
     made = job(steps(5), steps(5), steps(4))
     run = raised(made.snapshot({2: Exit(signal=9)}), made.now + 10)
     for index, elements in ((0, 7), (1, 8)):
-        record = run.processes[index].record
-        assert record is not None
+        record = record_of(run, index)
         ring = record.rings[0]
         last = ring.entries[-1]
         late = last._replace(
@@ -164,8 +160,7 @@ def test_a_process_that_failed_while_none_waited_is_named() -> None:
 def test_killed_inside_a_collective_that_all_had_entered() -> None:
     made = job(steps(3), steps(3))
     run = made.snapshot({1: Exit(signal=9)})
-    record = run.processes[1].record
-    assert record is not None
+    record = record_of(run, 1)
     ring = record.rings[0]
     inside = ring.entries[-1]._replace(state=State.ENTERED, done_ns=0, arrived_ns=0)
     rings = (dataclasses.replace(ring, entries=(*ring.entries[:-1], inside)),)

@@ -11,7 +11,7 @@ import pytest
 
 from flight_recorder.files import write_run
 from flight_recorder.jobs import job, steps
-from flight_recorder.simulate import site
+from flight_recorder.simulate import record_of, site
 from lockstep import RecordError
 from lockstep._run_files import CALLERS, SITES, ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Kind, diagnose
@@ -65,9 +65,7 @@ def test_the_last_attempt_is_read_unless_another_is_asked_for(tmp_path: Path) ->
         write_run(job(steps(number), steps(number)), tmp_path, attempt=attempt)
 
     def length(attempt: int | None) -> int:
-        record = read_run(tmp_path, attempt).processes[0].record
-        assert record is not None
-        return record.rings[0].written
+        return record_of(read_run(tmp_path, attempt), 0).rings[0].written
 
     assert (length(None), length(0), length(2)) == (3, 1, 2)
     with pytest.raises(RecordError, match="has no attempt 1; it has: 0, 2, 10"):

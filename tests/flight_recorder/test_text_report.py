@@ -9,7 +9,7 @@ import re
 import pytest
 
 from flight_recorder.jobs import FAR, STEP, altered, job, permute, steps
-from flight_recorder.simulate import STRIDE, Job, Step, raised, site
+from flight_recorder.simulate import STRIDE, Job, Step, raised, record_of, site
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.flight_recorder.diagnosis_headline import headline
@@ -74,8 +74,7 @@ def at_exit(after: int) -> Diagnosis:
     made = job([*steps(1), Step(0, FAR)], steps(2), sites=sites)
     run = raised(made.snapshot({0: Exit(exit_code=130)}), made.now + 10_000)
     [zero, one] = run.processes
-    assert zero.record is not None
-    last = zero.record.rings[0].entries[-1]
+    last = record_of(run, 0).rings[0].entries[-1]
     error = ErrorRecord((last.entered_ns - after) / 1e9, 130, "KeyboardInterrupt", "")
     zero = dataclasses.replace(zero, error=error)
     return diagnose(dataclasses.replace(run, processes=(zero, one)))
@@ -276,11 +275,10 @@ def test_calls_that_differ_are_named_from_the_innermost_to_the_first_that_differ
 def test_collectives_that_raised_for_no_reason_in_the_records_are_not_called_sound() -> None:
     made = job([*steps(3), dataclasses.replace(STEP, execution=3)], steps(4))
     made.run(random.Random(0))
-    record = made.snapshot().processes[0].record
-    assert record is not None
-    last = record.rings[0].entries[-1]
+    record = record_of(made.snapshot(), 0)
+    *entries, last = record.rings[0].entries
     late = last._replace(state=State.RAISED)
-    ring = dataclasses.replace(record.rings[0], entries=(*record.rings[0].entries[:-1], late))
+    ring = dataclasses.replace(record.rings[0], entries=(*entries, late))
     run = altered(made.snapshot(), 0, record=dataclasses.replace(record, rings=(ring,)))
     assert headline(diagnose(run)) == (
         "collectives raised on process 0, and the records do not show why"
