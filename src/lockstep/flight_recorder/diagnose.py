@@ -252,10 +252,8 @@ class _Case:
         return self._make(kind, culprits, wait, why=why)
 
     def _circle(self, around: list[Wait]) -> Diagnosis:
-        around = (
-            around[around.index(min(around, key=lambda w: w.track.process)) :]
-            + around[: around.index(min(around, key=lambda w: w.track.process))]
-        )
+        first = around.index(min(around, key=lambda w: w.track.process))
+        around = around[first:] + around[:first]
         processes = tuple(dict.fromkeys(w.track.process for w in around))
         cliques = {w.entry.clique for w in around}
         called = {w.track.process: w.entry for w in reversed(around)}
@@ -390,6 +388,3 @@ class _Case:
         ]
         nothing = 0 if tracks and all(t.complete for t in tracks) else None
         return max(last, default=nothing)
-
-
-__all__ = ["Activity", "Diagnosis", "ExitKind", "Kind", "Row", "diagnose"]
