@@ -185,8 +185,9 @@ void Clique::find_hosts() {
   }
 }
 
-// Memory that the processes of this host share holds that of the pairs, and their rings in the
-// order of the groups. The sizes of messages are the same in all processes of the clique.
+// Lays out the memory that the processes of this host share: what pairs of ranks need, and two
+// rings of each process, in the order of the groups. The sizes of messages are the same in all
+// processes of the clique.
 void Clique::make_rings() {
   const bool crosses = hosts_.size() > 1;
   capacity_ = ring_capacity(most_of_a_host_, crosses ? kCrossingMessage : kHostMessage);

@@ -27,7 +27,7 @@ constexpr int kPollsOfFailed = 200;
 // Longer: without an answer two programs count as one, for that call.
 constexpr std::chrono::milliseconds kComparisonTimeout{20000};
 
-// What stays for the life of the Job: without the key.
+// The options that stay for the life of the Job: all but the key.
 JobOptions kept(const JobOptions& options) {
   JobOptions kept = options;
   kept.endpoint.key = SecretBytes();

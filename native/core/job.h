@@ -125,7 +125,8 @@ class Job {
   void finish();
   // This process's program has ended; `state` is for its record.
   void leave(Recorder::State state);
-  // Another job takes its place in this agent. This one stays, as calls may be in flight.
+  // Notes that another job takes its place in this agent; this one stays, as calls may be in
+  // flight.
   void retire();
   // A collective of this process, while it lives: `finish` waits for those in flight.
   class InFlight {

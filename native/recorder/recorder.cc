@@ -227,7 +227,7 @@ void Recorder::finish(const Record& record, RecordEntry::State state) {
   RecordEntry& entry = *record.entry;
   const bool done = state == RecordEntry::kDone;
   const auto arrived = entry.arrived_ns.load(std::memory_order_relaxed);
-  // To move so little takes less than what readers tell apart, and a reading would cost more.
+  // Moving so little takes less time than readers tell apart, and a reading would cost more.
   const bool is_small = done && arrived != 0 && entry.bytes <= kSmall;
   const auto now = is_small ? arrived : nanoseconds(TscClock::now());
   entry.done_ns.store(now, std::memory_order_relaxed);

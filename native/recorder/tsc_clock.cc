@@ -9,7 +9,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kLineNs = 1'000'000;
-// A slope from less is not good enough: the two clocks are read some 20 ns apart.
+// The least time from which a slope is taken: the two clocks are read some 20 ns apart.
 constexpr std::int64_t kBaseNs = 10 * kLineNs;
 // The slope changes from one base to the next by one part in so many at most. More is no correction
 // by NTP: the counter jumped, or the machine slept.

@@ -47,7 +47,8 @@ void post_receives(CollectiveContext& context, int from, std::size_t messages, P
     if (!context.post_receive(from, to)) return;
   }
 }
-// The same for pieces, if `take` knows where it would copy them: take.place(at, bytes).
+// Posts the room of pieces as well, if `take` knows where it would copy them: take.place(at,
+// bytes).
 template <typename Take>
 void post_pieces(CollectiveContext& context, int from, const Pieces& pieces, const Take& take,
                  std::size_t& posted) {

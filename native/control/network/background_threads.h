@@ -17,8 +17,8 @@ namespace lockstep {
 
 class BackgroundThreads {
  public:
-  // So many at most for watchdogs, as many for the program, and one for an abort. Each process that
-  // is stopped keeps one busy until it goes on.
+  // The most threads for watchdogs, and as many for the program; an abort has one of its own. Each
+  // process that is stopped keeps one busy until it goes on.
   static constexpr std::size_t kMost = 32;
   enum For { kAbort, kProgram, kWatchdog };
 

@@ -35,7 +35,7 @@ class Network : public Peers {
   virtual bool send_control(int process, std::span<const std::byte> bytes,
                             double timeout_seconds) = 0;
   virtual ControlMessage next_control(double timeout_seconds) = 0;
-  // No control messages are sent or taken any more.
+  // Ends the control messages: from here on none are sent or taken.
   virtual void end_control() = 0;
   // The wake-up of the watchdog of this process, which outlives this; null: there is none.
   virtual void set_watchdog(const WakeUp* watchdog) = 0;

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// What an early message takes in memory besides its bytes.
+// The memory that an early message takes besides its bytes.
 constexpr std::size_t kEntry = 512;
 // Groups are told apart by a hash of 64 bits.
 constexpr const char* kTwice = "lockstep: two groups of devices go by the same number.";

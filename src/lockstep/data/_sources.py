@@ -152,7 +152,7 @@ def _of_arrays(source: Any) -> Indexed:
 
 def _read_array(leaf: Any, rows: np.ndarray) -> np.ndarray:
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        # An array of a file (HDF5, zarr) reads a slice at once.
+        # An array of a file (HDF5, zarr) reads a slice at once. The program may write to the copy.
         return as_numpy(leaf[int(rows[0]) : int(rows[-1]) + 1])
     return as_numpy(leaf[rows])
 

@@ -31,7 +31,7 @@ def show(parts: Iterable[RenderableType]) -> None:
 
 
 def _to_memory() -> Console:
-    # Told that it is in no notebook: there rich would display what is only to be returned.
+    # In a notebook rich would display what is only to be returned: it is told that it is in none.
     return Console(
         file=io.StringIO(),
         record=True,

@@ -189,7 +189,7 @@ def _late(outcomes: Sequence[Outcome], diagnosis: str | None) -> SpawnError:
         text += f"; {processes([o.rank for o in waiting])} waited for {_them(late)}"
     error = SpawnTimeoutError(text)
     back = [o.rank for o in outcomes if o.kind is Kind.RETURNED]
-    # Where there are no records, it is all that is known of what the late ones wait for.
+    # Without records this is all that is known of what the late processes wait for.
     gone = f"{processes(back)} had returned by then" if back and not diagnosis else ""
     order = late if late is stuck else [*late, *waiting]
     for note in [diagnosis, gone, *(_stacks(o, outcomes) for o in order)]:

@@ -72,7 +72,7 @@ def verdicts(
 
 
 def _subtest(report: pytest.TestReport) -> str:
-    """Which subtest of a test it is about; "": the test itself. pytest has them from 9.0 on, and
+    """Which subtest a report is about; "": the test itself. pytest has them from 9.0 on, and
     for earlier versions pytest-subtests."""
     context: Any = getattr(report, "context", None)
     return "" if context is None else f"{context.msg!r} {context.kwargs!r}"

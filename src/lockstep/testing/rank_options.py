@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 OVERRIDDEN: dict[str, Any] = {
-    # What the session that asks has done already, or does with the verdicts.
+    # The session that asks has applied these options, or applies them to the verdicts.
     "keyword": "",
     "markexpr": "",
     "deselect": None,
