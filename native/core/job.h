@@ -92,7 +92,8 @@ class Job {
   // Two members of a clique are in different collectives. Aborts the job, after giving the watchdog
   // (if there is one) time to abort it with a table of all calls; returns what all raise.
   std::string diverged(const std::string& text);
-  // The text of the error for a wait that has met its deadline.
+  // Aborts the job for a wait that has met its deadline, after asking the watchdog for a reason;
+  // returns what all raise.
   std::string timed_out(const std::string& text);
   // Whether two look-alike collectives with different numbers may meet: one program may carry two
   // numbers, because it was compiled from other lines, or comes from a compilation cache. Asks the

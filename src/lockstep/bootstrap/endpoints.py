@@ -138,7 +138,7 @@ def meet(
         return _addresses(store.get(name, peers[other].label, check), peers[other])
 
     own = [_name(each) for each in listeners]
-    # Processes of this host publish theirs too: what one process raises, all are to raise.
+    # What processes of this host have published is read too: what one raises, all are to raise.
     found = store.all_gather(prefix, process, len(peers), own, receive)
     at = {i: addresses[0] for i, addresses in enumerate(found)}
     return at | {agent.process: found[agent.agent_of or 0][1] for agent in topology.agents(peers)}
