@@ -1,7 +1,7 @@
 """Data-parallel training that ends at the same loss on every process: ``training.py STEPS``.
 
-Creates ``$TMPDIR/training_N`` when process N is in its loop. A survivor of a fault ends with status
-20 + its index, after a line of JSON with the error.
+Creates ``$TMPDIR/training_N`` when process N is in its loop, after ``pid_N`` with its pid. A
+survivor of a fault ends with status 20 + its index, after a line of JSON with the error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def main(steps: str) -> None:
             if number % LOOK_EVERY == 2:
                 value.block_until_ready()
             if number == 2:
-                Path(os.environ["TMPDIR"], f"training_{ME}").touch()
+                beside = Path(os.environ["TMPDIR"])
+                (beside / f"pid_{ME}").write_text(str(os.getpid()))
+                (beside / f"training_{ME}").touch()
         print(json.dumps({"loss": float(value)}))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         print(json.dumps({"raised": str(error), "saved": float(jnp.ones(10).sum())}))
