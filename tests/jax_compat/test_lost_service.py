@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from lockstep._jax_compat import lost_service
 from processes import captured
+from support import wait_until
 
 
 def test_a_call_returns_or_raises_what_the_method_does() -> None:
@@ -41,6 +43,24 @@ def test_a_call_that_takes_long_holds_up_no_other_one() -> None:
     go_on.set()
     first.join(60)
     assert made == [True]
+
+
+def test_a_bounded_call_is_given_up_and_no_other_is_made_before_it_is_answered() -> None:
+    bounded = lost_service.Bounded(0.1)
+    assert bounded(int, "5") == 5
+    go_on = threading.Event()
+    with pytest.raises(TimeoutError, match="does not answer"):
+        bounded(go_on.wait, 60)
+    with pytest.raises(TimeoutError, match="does not answer"):
+        bounded(pytest.fail, "it was called beside one without an answer")
+    go_on.set()
+
+    def is_answered() -> bool:
+        with contextlib.suppress(TimeoutError):
+            return bounded(int, "6") == 6
+        return False
+
+    wait_until(is_answered, "an answer", 60)
 
 
 FORKED = """

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from lockstep._errors import ConfigError
@@ -54,14 +55,19 @@ class _Client:
     _WITHOUT_DEADLINE = ("key_value_set", "key_value_set_bytes", "key_value_dir_get")
     _WITHOUT_DEADLINE += ("key_value_dir_get_bytes", "key_value_delete", "wait_at_barrier")
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, call: Callable[..., Any] = lost_service.ending) -> None:
         self._client = client
+        self._call = call
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
         if name in self._WITHOUT_DEADLINE:
-            return functools.partial(lost_service.ending, method)
+            return functools.partial(self._call, method)
         return method
+
+    def within(self, seconds: float) -> _Client:
+        """The same client; a call without an answer in that time raises `TimeoutError`."""
+        return _Client(self._client, lost_service.Bounded(seconds))
 
 
 _client: _Client | None = None

@@ -20,10 +20,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -105,10 +107,36 @@ def ending(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """
     call = _Call(functools.partial(method, *args, **options))
     _hand_over(call)
-    while not call.over.wait(_POLL_SECONDS):
+    _wait(call, math.inf)
+    return call.result()
+
+
+class Bounded:
+    """Calls methods of JAX's client, each for ``seconds`` at most, then raises `TimeoutError`.
+
+    The call goes on, and no other is made until the service has answered it: a caller that has more
+    to do waits once for a service that is out of reach.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._unanswered: _Call | None = None
+
+    def __call__(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if self._unanswered is None or self._unanswered.over.is_set():
+            self._unanswered = _Call(functools.partial(method, *args, **options))
+            _hand_over(self._unanswered)
+            _wait(self._unanswered, self._seconds)
+            if self._unanswered.over.is_set():
+                return self._unanswered.result()
+        raise TimeoutError("JAX's coordination service does not answer")
+
+
+def _wait(call: _Call, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not call.over.wait(min(left, _POLL_SECONDS)):
         if _lost.is_set():
             raise ConnectionError("UNAVAILABLE: JAX's coordination service is lost")
-    return call.result()
 
 
 def _hand_over(call: _Call) -> None:

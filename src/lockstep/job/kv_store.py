@@ -92,6 +92,16 @@ class Store:
             bound._key = job_key.derive(self._key, f"lockstep job {_digest(texts)}")
         return bound
 
+    def within(self, seconds: float) -> Store:
+        """The same store, for a caller that must go on when the service is out of reach.
+
+        A call without an answer in that time raises `TimeoutError`, and so does each one after it
+        until the service has answered.
+        """
+        bounded = Store(self.client.within(seconds))
+        bounded._key = self._key
+        return bounded
+
     def put(self, name: str, value: Any, overwrite: bool = False) -> str:
         """Publishes ``value``, which is for JSON; returns the record's text."""
         return self._put(name, {"value": value}, overwrite)

@@ -258,7 +258,7 @@ class Watchdog(threading.Thread):
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to the missing processes."""
-        # The engine waits a second for this, and a question to such a host may take as long.
+        # The engine waits 5 s for this, and a question to such a host may take a second.
         is_cut_off = bool(current_job.part(OwnWaits).unanswered)
         found = self._scanner.diagnose(asks_all=not is_cut_off)
         text = text_of_engine

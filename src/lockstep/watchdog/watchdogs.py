@@ -19,6 +19,10 @@ from lockstep.watchdog.remote import LocalHost, RemoteHosts
 from lockstep.watchdog.shutdown_hook import mark_the_end
 from lockstep.watchdog.watchdog import Watchdog
 
+_STORE_SECONDS = 2.0
+"""How long the watchdog waits for the key-value store: the engine waits 5 s for the watchdog's
+words when it ends by its deadline (`kRequestTimeout`), and the store may be out of reach then."""
+
 
 class _Watchdogs(current_job.Part):
     """One for each start of jaxlib's collectives."""
@@ -70,7 +74,7 @@ def start(
             lambda: watchdog.hurry(),
         )
         remote = RemoteHosts([*peers, *agents], process, local)
-    compared = Comparison(store, peers, process)
+    compared = Comparison(store.within(_STORE_SECONDS), peers, process)
     watchdog = Watchdog(peers, records, sites, compared, remote, store)
     if remote:
         remote.start()
