@@ -65,6 +65,27 @@ def test_a_death_is_noticed_later_than_it_happens() -> None:
     assert first_failure([raised, aborted], stopping_at=10.2) is raised
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "JaxRuntimeError: INTERNAL: MPI error: lockstep: process 1 (pid 7 on e) has ended, or its "
+        "host cannot be reached: process 0 (pid 5 on b) has lost its connection",
+        "lockstep: process 2 (pid 8 on d) has lost JAX's coordination service at e:1: its process, "
+        "on the host of process 1, was killed or cannot be reached.",
+    ],
+)
+def test_a_lost_host_is_first_however_late_it_is_noticed(said: str) -> None:
+    """The end of its agent took 2 s on a busy machine, and the others had raised at once."""
+    raised = ended(2, 1, 10.8, record(10.1, said))
+    lost = EndedProcess(1, Exit(reason="its host was lost"), 12.2)
+    assert first_failure([raised, lost], stopping_at=10.2) is lost
+    elsewhere = dataclasses.replace(lost, process_id=3)
+    assert first_failure([raised, elsewhere], stopping_at=10.2) is raised
+    # The launcher kills a process that does not end, so this is no cause.
+    killed = ended(1, -signal.SIGKILL, 12.2)
+    assert first_failure([raised, killed], stopping_at=10.2) is raised
+
+
 def test_no_failure() -> None:
     assert first_failure([ended(0, 0, 1.0), ended(1, 0, 2.0)], float("inf")) is None
 

@@ -25,6 +25,12 @@ OURS = re.compile(texts.ENGINES)
 NOTICED_SECONDS = 1.0
 """On an oversubscribed machine the end of a process may be seen this long after its cause."""
 
+_LOST_PROCESS = re.compile(
+    r"process (\d+) \([^)]*\) has ended, or its host cannot be reached|"
+    r"on the host of process (\d+), was killed or cannot be reached"
+)
+"""What a process raises that has lost its connection to another one."""
+
 LAST_WORDS = 20
 """Lines of stderr in the report."""
 _GAVE_UP = re.compile(
@@ -102,6 +108,7 @@ def first_failure(endings: Sequence[EndedProcess], stopping_at: float) -> EndedP
     killed process close before the process has ended, so another process may have raised an error
     in between. Hence a death that was noticed by ``stopping_at`` counts as earlier than every
     record, and so does a death soon afterwards by a signal that no other process's failure causes.
+    A lost host may be noticed later still, and is first where the error is about its process.
     """
 
     def order(ending: EndedProcess) -> tuple[bool, float]:
@@ -109,7 +116,15 @@ def first_failure(endings: Sequence[EndedProcess], stopping_at: float) -> EndedP
         noticed_late = ending.record is None and ending.ended_at <= latest
         return (not noticed_late, ending.failed_at)
 
-    return min((e for e in endings if e.failed), key=order, default=None)
+    first = min((e for e in endings if e.failed), key=order, default=None)
+    return first and (_lost_before(first, endings) or first)
+
+
+def _lost_before(first: EndedProcess, endings: Sequence[EndedProcess]) -> EndedProcess | None:
+    """The process of a lost host whose loss is what ``first`` has raised."""
+    match = _LOST_PROCESS.search(first.record.summary) if first.record else None
+    numbers = [int(each) for each in match.groups() if each] if match else []
+    return next((e for e in endings if e.was_lost and e.process_id in numbers), None)
 
 
 def by_culprit(
