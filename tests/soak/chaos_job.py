@@ -44,6 +44,7 @@ class Job:
         self._out, self._err = folder / "out", folder / "err"
         words = ["--ssh", hosts.ssh(), "--hosts", ",".join(HOSTS), *plan.options]
         words += ["-d", str(plan.devices), "--grace", "2", "--collective-timeout", "12"]
+        words += ["--reach-timeout", "30"]  # of a busy machine
         words += ["--max-restarts", "99", "--preload", "jax,numpy,jax.experimental.multihost_utils"]
         if "--spares" not in plan.options:
             words += ["-n", str(plan.processes)]
