@@ -44,6 +44,16 @@ def test_a_process_that_does_not_answer_is_queried_last_from_then_on(job: Job) -
     assert told(job, 0) == {1: ("told by 1",), 3: ("told by 1",)}, "3 is not asked"
 
 
+def test_a_program_that_ends_tells_the_other_hosts_to_which_it_is_connected(job: Job) -> None:
+    job.post.apart = {2}
+    job.answers[1].tell_end("sys.exit() at a.py:7")
+    wait_until(lambda: bool(job.answers[0].left), "the message has come", 30.0)
+    assert job.answers[0].left == {1: "sys.exit() at a.py:7"}
+    assert job.answers[2].left == {}
+    job.deaf = {1}
+    assert told(job, 0) == {}, "a program has ended: one process of a host is asked"
+
+
 def test_a_quick_scan_makes_no_connections(job: Job) -> None:
     job.post.apart = {1, 3}
     found, _ = job.answers[0].scan(64)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lockstep._words import printable
 from lockstep.engine import bindings
 from lockstep.flight_recorder import run_records
 from lockstep.job.topology import Peer
@@ -29,10 +30,14 @@ an answer of its own."""
 _STACKS_TIMEOUT = 3.0
 _POLL_SECONDS = 1.0
 _SEND_SECONDS = 0.5
+_END_SECONDS = 0.05
+"""The same for a message of a program that ends, to each process."""
 _CONNECT_POLL_SECONDS = 0.005
 _FRESH_TIMES = 10
 """A scan's result is sent to further requesters for this many times as long as the scan took."""
 _MAX_AT_ONCE = 1000
+_MAX_END = 200
+"""Letters of how a program has ended."""
 
 _Packed = tuple[list[dict[str, Any]], bytes]
 _Message = tuple[int, dict[str, Any], bytes, int]
@@ -104,6 +109,22 @@ class RemoteHosts(threading.Thread):
         self._now = time.monotonic_ns
         self._over = False
         self._has_failed = False
+        self.left: dict[int, str] = {}
+        """How programs of other hosts have ended, as they have said themselves."""
+
+    # The end of a program
+
+    def tell_end(self, how: str) -> None:
+        """Tells the processes of other hosts, as far as they are connected, how this program ends.
+
+        Its host may have no time to answer when they ask.
+        """
+        peers = itertools.chain.from_iterable(self._hosts.values())
+        for process in [peer.process for peer in peers if peer.agent_of is None]:
+            if self._post.is_connected(process):
+                self._post.send_message(
+                    process, messages.pack({"kind": "left", "how": how}), _END_SECONDS
+                )
 
     # Requests
 
@@ -122,7 +143,8 @@ class RemoteHosts(threading.Thread):
         found: list[run_records.Process] = []
         clocks: dict[int, messages.Clock] = {}
         tried: set[int] = set()
-        for _ in range(2):
+        # The engine gives little time where a program has ended, and how is known then.
+        for _ in range(1 if self.left else 2):
             speakers = {host: self._speaker(peers, tried) for host, peers in waiting.items()}
             requested = {process: host for host, process in speakers.items() if process is not None}
             tried |= requested.keys()
@@ -265,6 +287,8 @@ class RemoteHosts(threading.Thread):
         kind = head["kind"]
         if kind == "hurry":
             self._local.hurry()
+        elif kind == "left":
+            self.left[process] = printable(str(head["how"]), _MAX_END)
         elif kind == "scan":
             reports, records = self._scan_here(head["latest"])
             self._reply(process, head, received, {"processes": reports}, records)

@@ -140,6 +140,10 @@ class Watchdog(threading.Thread):
             self.notify()
             self.join(_STOP_TIMEOUT)
 
+    def tell_end(self, how: str) -> None:
+        if self._remote:
+            self._remote.tell_end(how)
+
     def stop_responding(self) -> None:
         if self._remote:
             self._remote.stop()
@@ -254,7 +258,15 @@ class Watchdog(threading.Thread):
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
         found = self._scanner.diagnose_with_lines(by_numbers=True)
-        abort_message.fail(abort_message.proof_or(text_of_engine, found), found)
+        text = self._with_ends(text_of_engine)
+        abort_message.fail(abort_message.proof_or(text, found), found)
+
+    def _with_ends(self, text: str) -> str:
+        """``text`` with what programs of other hosts have said of their end."""
+        for process, how in (self._remote.left if self._remote else {}).items():
+            ended = f"{self._peers[process].label}, whose program has ended"
+            text = text.replace(ended, f"{ended} by {how}")
+        return text
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to the missing processes."""

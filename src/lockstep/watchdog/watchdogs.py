@@ -16,7 +16,7 @@ from lockstep.watchdog.own_waits import OwnWaits, watch_callbacks, watch_threads
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import LocalHost, RemoteHosts
-from lockstep.watchdog.shutdown_hook import mark_the_end
+from lockstep.watchdog.shutdown_hook import at_the_end, mark_the_end
 from lockstep.watchdog.watchdog import Watchdog
 
 _STORE_SECONDS = 2.0
@@ -29,6 +29,11 @@ class _Watchdogs(current_job.Part):
 
     def __init__(self) -> None:
         self.all: list[Watchdog] = []
+
+    def tell_end(self, how: bindings.Leaving) -> None:
+        """Tells other hosts in which line the program has called ``sys.exit()``."""
+        if self.all and (left := current_job.part(OwnWaits).left):
+            self.all[-1].tell_end(left)
 
     def stop(self) -> None:
         """Stops them; the process goes on answering the watchdogs of other hosts.
@@ -80,6 +85,8 @@ def start(
         remote.start()
     watchdog.start()
     watchdogs.all.append(watchdog)
+    if len(watchdogs.all) == 1:
+        at_the_end(watchdogs.tell_end, lambda: None)  # while the others do not know that it ends
     mark_the_end(peers[process].label, watchdogs.stop)
 
 
