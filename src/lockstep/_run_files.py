@@ -69,6 +69,7 @@ DIFFERENCE = "difference.json"
 STACKS = "stacks.txt"
 DIFFERENCES = "differences"
 """In what the processes of a job differ: one line of process 0."""
+CONTINUES_FROM = "continues_from"
 OF_PROCESS = (
     RECORDER,
     NCCL_RECORDER,
@@ -82,6 +83,7 @@ OF_PROCESS = (
     ERROR,
     EXIT,
     STACKS,
+    CONTINUES_FROM,
 )
 """The files of a process that are kept when the run has failed."""
 LOST = "lost"
@@ -95,7 +97,6 @@ ASKS = "asks"
 STOPS = "stops"
 NOTES = (ALONE, JOINED, ASKS, STOPS)
 """Empty files by which a process tells its launcher how it has used JAX."""
-CONTINUES_FROM = "continues_from"
 TRACEBACK = "traceback_"
 _MAX_TRACEBACK = 1 << 18
 _MAX_SUMMARY = 1 << 16

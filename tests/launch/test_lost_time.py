@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -37,6 +38,18 @@ def test_the_table_sums_by_cause() -> None:
         "  more hosts             1    0.0 s  3.0 s     1.0 s   4.0 s",
     ]
     assert lost_time.table([], 200.0) == ""
+
+
+def test_the_table_has_the_steps_from_which_attempts_continued() -> None:
+    told = [dataclasses.replace(LOST, continues_from=40), FAILED]
+    assert lost_time.table(told, 200.0).splitlines()[-1] == (
+        "  continued from a checkpoint: attempt 1 from step 40"
+    )
+    many = [dataclasses.replace(FAILED, attempt=i, continues_from=5 * i) for i in range(20)]
+    assert lost_time.table(many, 200.0).splitlines()[-1] == (
+        "  continued from a checkpoint: ..., attempt 18 from step 85, attempt 19 from step 90, "
+        "attempt 20 from step 95"
+    )
 
 
 def test_json_has_each_restart_and_the_sums() -> None:
@@ -87,6 +100,7 @@ def test_the_account_has_the_step_that_the_program_has_restored(tmp_path: Path) 
     [path] = tmp_path.glob("run_*/restarts.json")
     found = json.loads(path.read_text())
     assert [each["continues_from"] for each in found["restarts"]] == [5, 10]
+    assert "  continued from a checkpoint: attempt 1 from step 5, attempt 2 from step 10\n" in said
 
 
 def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:

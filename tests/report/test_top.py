@@ -120,6 +120,8 @@ FAILS_AT_FIRST = """
 import os, sys, time
 if os.environ["LOCKSTEP_ATTEMPT"] == "0":
     sys.exit(os.environ["LOCKSTEP_PROCESS_ID"] == "1")
+import lockstep
+lockstep.continues_from(7)
 """
 
 
@@ -135,7 +137,7 @@ def test_top_says_what_restarts_have_cost(logged: bool, tmp_path: Path) -> None:
         words = [sys.executable, "-m", "lockstep", *command]
         shown = captured(words)
         end_of_job(run)
-    cost = r"1 restart, ([\d.]+) s lost: process failed 1 \(\1 s\)"
+    cost = r"1 restart, ([\d.]+) s lost: process failed 1 \(\1 s\); attempt 1 from step 7"
     assert re.search(cost, shown.stdout), shown
 
 

@@ -10,7 +10,7 @@ checkpoint, which it does again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep._words import counted
@@ -22,6 +22,8 @@ PROCESS_FAILED = "process failed"
 MORE_HOSTS = "more hosts"
 """The job has ended to start again on more hosts."""
 _PARTS = ("noticed", "ended", "prepared")
+_MAX_STEPS = 3
+"""So many attempts are shown with the step from which they continued."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,19 @@ def table(restarts: Sequence[Restart], seconds: float) -> str:
     ]
     lost = _shown(sum(each.seconds for each in restarts))
     head = f"{lost} of {_shown(seconds)} lost in {counted(len(restarts), 'restart')}:"
+    if found := steps([dataclasses.asdict(each) for each in restarts]):
+        lines.append(f"  continued from a checkpoint: {found}")
     return "\n".join([head, *lines])
+
+
+def steps(restarts: Sequence[Mapping[str, Any]]) -> str:
+    """From which steps the last attempts have continued; "": no program has told."""
+    told = [
+        f"attempt {each['attempt'] + 1} from step {step}"
+        for each in restarts
+        if (step := each.get("continues_from")) is not None
+    ]
+    return ", ".join([*["..."] * (len(told) > _MAX_STEPS), *told[-_MAX_STEPS:]])
 
 
 def values(restarts: Sequence[Restart], seconds: float) -> dict[str, Any]:

@@ -47,10 +47,14 @@ def read(directory: Path | None, pid: int | None, attempt: int | None = None) ->
 def restarts(directory: Path | None, pid: int | None) -> Mapping[str, Any]:
     """What the restarts of that run have cost up to now: `lockstep.launch.lost_time`; {}: none."""
     directory = failed_runs.last_run(directory) if directory else directory_of(pid or 0)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         if directory:
             found = json.loads((directory / _run_files.RESTARTS).read_text())
-            return found if isinstance(found, dict) else {}
+            last = found["restarts"][-1]  # whose step is written there with the next restart
+            attempt = _run_files.attempt_dir(directory, last["attempt"] + 1)
+            if (step := _run_files.read_continues_from(attempt)) is not None:
+                last["continues_from"] = step
+            return found
     return {}
 
 

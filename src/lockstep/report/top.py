@@ -20,6 +20,7 @@ from lockstep.flight_recorder.format import State
 from lockstep.flight_recorder.phrases import described
 from lockstep.flight_recorder.run_records import Run
 from lockstep.flight_recorder.time_summary import summarize
+from lockstep.launch import lost_time
 from lockstep.processes import running_job
 from lockstep.report import locate_run
 from lockstep.report.tables import summary_table
@@ -111,7 +112,9 @@ def _lost_time(lost: Mapping[str, Any]) -> list[str]:
     if not causes:
         return []
     count = counted(len(lost["restarts"]), "restart")
-    return [f"{count}, {lost['lost_seconds']:.1f} s lost: {', '.join(causes)}"]
+    found = lost_time.steps(lost["restarts"])
+    continued = f"; {found}" if found else ""
+    return [f"{count}, {lost['lost_seconds']:.1f} s lost: {', '.join(causes)}{continued}"]
 
 
 def _processes(diagnosis: Diagnosis, now: dict[str, int], rates: dict[int, float]) -> Table:
