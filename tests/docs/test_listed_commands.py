@@ -40,6 +40,8 @@ FORMS = {
     "test_the_script_of_the_page_starts_again_after_a_failure",
     r"lockstep run ": "tests/launch/test_run_command.py::"
     "test_every_process_runs_the_program_with_its_arguments",
+    r"(export LOCKSTEP_COORDINATOR=.*|lockstep worker --nnodes 2:4)": "tests/worker/"
+    "test_joining.py::test_a_host_that_comes_gets_the_number_of_a_lost_one",
     r"(export MASTER_ADDR=|lockstep worker .*--nnodes)": "tests/worker/"
     "test_nodes_that_come_and_go.py::test_it_starts_with_few_goes_on_with_fewer_and_takes_in_who_comes",
     r"srun --no-kill ": "tests/worker/test_slurm.py::test_a_step_goes_on_without_a_lost_task",

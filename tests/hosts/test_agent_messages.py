@@ -28,7 +28,7 @@ def sent(kind: str, values: dict[str, Any]) -> Message:
 
 
 def test_what_is_sent_is_read() -> None:
-    ready = Ready(1, "node1")
+    ready = Ready(1, "node1", {"jax": "0.8.0"})
     assert agent_messages.read(sent("ready", ready._asdict()), 0.0) == ready
     # The reader's clock is 1000 s ahead, and the message needs no time.
     found = agent_messages.read(sent("exit", exit_of()), 1100.0)

@@ -1,13 +1,18 @@
-"""A supervisor of a job whose agents are the test."""
+"""A supervisor of a job whose agents are the test, and nodes with real agents."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support import marked
+from worker.nodes import Nodes
 from worker.supervised import Job, Start
 
 
@@ -23,3 +28,13 @@ def start_job(tmp_path: Path) -> Iterator[Start]:
     for job in made:
         if job.process.poll() is None:
             job.end()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[type[Nodes]]:
+    try:
+        yield Nodes
+    finally:
+        for pid in marked(str(tmp_path)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

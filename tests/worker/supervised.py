@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep._run_files import ErrorRecord, Exit
+from lockstep.hosts import joining
 from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
 from processes import free_port
 from support import wait_until
@@ -67,7 +68,8 @@ class Job:
         self.has_started = bool(self.process.stdout.readline())
 
     def line(self, process: int, key: bytes = KEY, timeout: float = 30.0) -> SupervisorLine:
-        return SupervisorLine.connect(f"127.0.0.1:{self.port}", "job", key, process, timeout)
+        same = joining.same_on_all(None)
+        return SupervisorLine.connect(f"127.0.0.1:{self.port}", "job", key, process, timeout, same)
 
     def end(self) -> str:
         """What it has reported."""

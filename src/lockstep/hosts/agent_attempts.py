@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 
 from lockstep._errors import LaunchError
-from lockstep._words import processes
+from lockstep._words import counted, processes
 from lockstep.bootstrap import cluster_env
 from lockstep.hosts import host_changes, returning_hosts
 from lockstep.hosts.agent_messages import Ended
@@ -44,9 +44,12 @@ class AgentAttempts:
         job: LaunchSpec,
         nodes: NodeRange | None = None,
         each: int = 1,
+        joins: bool = False,
     ) -> None:
         """``hosts``: what the coordinator's host is called, and where it listens; ``each``: how
-        many processes the launcher starts on a node, one after the other."""
+        many processes the launcher starts on a node, one after the other; ``joins``: there is no
+        launcher, and nodes get their numbers as they come (`joining`)."""
+        self._joins = joins
         self._agents, self._hosts, self._timeout = agents, hosts, job.config.start_timeout
         self._is_elastic = nodes is not None
         self._each = each if nodes else 1
@@ -165,6 +168,9 @@ class AgentAttempts:
     def _give_up(self) -> None:
         missing = self._agents.missing
         agents = f"agent{'s' * (len(missing) > 1)} of {processes(missing)}"
+        if self._joins:
+            count = self._nodes.least - len(self._complete(self._agents.ready))
+            agents = f"agents of {counted(count, 'other node')}"
         needed = f", and --nnodes needs {self._nodes.least} nodes" if self._is_elastic else ""
         why = (
             f"the {agents} did not come within {self._timeout:g} s (--start-timeout){needed}. Each "

@@ -24,9 +24,12 @@ BOUNDS = Bounds(_MAX_ESCAPED * (_MAX_TRACEBACK + _MAX_SUMMARY) + (1 << 16), 0)
 class Ready(NamedTuple):
     """The agent can start its program."""
 
-    process: int
+    process: int | None
+    """None: it has no number, and asks for one (`joining`)."""
     host: str
     """Its name."""
+    same: dict[str, str]
+    """What has to be equal on all hosts: see `joining.same_on_all`."""
 
 
 class Pong(NamedTuple):
@@ -62,9 +65,11 @@ def read(message: Message, now: float) -> Ready | Pong | Ended:
     try:
         if message.kind == "pong":
             return Pong(_number(head["t"]))
-        process = _number(head["process"])
         if message.kind == "ready":
-            return Ready(process, str(head["host"]))
+            process = None if head["process"] is None else _number(head["process"])
+            same = {str(name): str(value) for name, value in dict(head["same"]).items()}
+            return Ready(process, str(head["host"]), same)
+        process = _number(head["process"])
         if message.kind == "exit":
             ending, record = Exit.of_values(head["exit"]), _record(head["record"], now)
             was_stopped, was_killed = bool(head["was_stopped"]), bool(head["was_killed"])

@@ -6,7 +6,9 @@ The agent of process 0 has a child that runs the supervisor of ``lockstep run``
 service gets a free port of that host for each attempt, so late messages of an earlier attempt reach
 nothing. Each agent keeps a connection for the whole job (`supervisor_line`):
 
-    agent       ready (process, host)          it can start its program
+    agent       ready (process, host, same)    it can start its program; `same` has to be equal on
+                                               all hosts (`joining`)
+    supervisor  number (process)               to one that was ready without a process: its own
     supervisor  start (attempt, coordinator,   all agents are ready, or with --nnodes enough of
                       process_id,              them: the number of its process in this attempt, and
                       num_processes)           of how many
@@ -34,14 +36,16 @@ import queue
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from lockstep import _run_files
 from lockstep._words import printable
-from lockstep.hosts import agent_messages, lease
+from lockstep.hosts import agent_messages, joining, lease
 from lockstep.hosts.agent_messages import Ended, Pong, Ready
 from lockstep.hosts.checks import network_probe
+from lockstep.processes.console import complain
 from lockstep.system.channel import Channel, ChannelError
 
 _READY_SECONDS = 10.0
@@ -89,8 +93,17 @@ class JoinedAgents:
     most `network_probe.MAX_CLIENTS` others are connected at the same time.
     """
 
-    def __init__(self, listener: socket.socket, size: int, name: str, key: bytes) -> None:
-        self._size = size
+    def __init__(
+        self,
+        listener: socket.socket,
+        size: int,
+        name: str,
+        key: bytes,
+        same: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``same``: what each agent has to have as well."""
+        self._size, self._same = size, same
+        self._numbers = joining.Numbers(size)
         self._connected: set[JoinedAgent] = set()
         self.of: dict[int, JoinedAgent] = {}
         """The last to connect for each process; its program runs, or waits for an attempt."""
@@ -164,7 +177,11 @@ class JoinedAgents:
 
     def _take(self, agent: JoinedAgent, message: Ready | Ended) -> None:
         process = message.process
-        if not 0 <= process < self._size:
+        if isinstance(message, Ready) and (why := joining.difference(self._same, message.same)):
+            self._turn_away(agent, message.host, why)
+        elif isinstance(message, Ready) and process is None and agent.process < 0:
+            self._join(agent, message)
+        elif process is None or not 0 <= process < self._size:
             self.refuse(agent, f"there is no process {process}")
         elif agent.process not in (-1, process):
             self.refuse(agent, f"it is the agent of process {agent.process}, not of {process}")
@@ -172,13 +189,33 @@ class JoinedAgents:
             agent.runs = False
             self._on_exit(agent, message)
         else:
-            known = self.of.get(process)
-            if known and known is not agent:
-                self.lose(known, f"another one on {message.host} has taken its place")
-            agent.answers.begun(time.monotonic())
-            self.of[process], agent.process = agent, process
-            agent.label, agent.is_ready = message.host, True
-            self._on_ready(agent)
+            self._ready(agent, process, message)
+
+    def _join(self, agent: JoinedAgent, message: Ready) -> None:
+        """Gives an agent without a number the first that is free."""
+        process = self._numbers.free(message.host, self.of)
+        if process is None:
+            self._turn_away(agent, message.host, f"all {self._size} numbers of its nodes are taken")
+            return
+        agent.channel.send("number", process=process)
+        self._ready(agent, process, message)
+
+    def _ready(self, agent: JoinedAgent, process: int, message: Ready) -> None:
+        known = self.of.get(process)
+        if known and known is not agent:
+            self.lose(known, f"another one on {message.host} has taken its place")
+        agent.answers.begun(time.monotonic())
+        self._numbers.take(process, message.host)
+        self.of[process], agent.process = agent, process
+        agent.label, agent.is_ready = message.host, True
+        self._on_ready(agent)
+
+    def _turn_away(self, agent: JoinedAgent, host: str, why: str) -> None:
+        """Keeps an agent out of the job, and says why on both sides."""
+        host = printable(host, _SHOWN)
+        complain(f"{host} is refused: {printable(why, _SHOWN)}")
+        agent.channel.send("over", why=f"the job has refused {host}: {why}", well=False)
+        self.lose(agent)
 
     def refuse(self, agent: JoinedAgent, why: str) -> None:
         """Gives up an agent that has sent what is no message at this point."""

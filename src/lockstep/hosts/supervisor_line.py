@@ -10,7 +10,8 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from lockstep._errors import LaunchError
@@ -19,6 +20,7 @@ from lockstep.bootstrap import coordinator_address
 from lockstep.hosts import lease
 from lockstep.hosts.agent_messages import Ended, Ready
 from lockstep.hosts.checks import network_probe
+from lockstep.processes.console import complain
 from lockstep.system.channel import Channel, Message
 
 _PAUSE_SECONDS = 0.2
@@ -38,11 +40,17 @@ class Attempt(NamedTuple):
 class SupervisorLine:
     """The connection, which stays open while this process executes itself for the next attempt."""
 
-    def __init__(self, connection: socket.socket, process: int) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        process: int | None,
+        same: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``process``: None until the supervisor gives it a number; ``same``: see `Ready`."""
         connection.settimeout(None)
         self._channel = Channel.of(connection)
         self._lease = lease.Lease(lease.clock())
-        self._process = process
+        self.process, self._same = process, same
         self.attempt = 0
         """The number of the present one."""
         self.is_lost = False
@@ -51,13 +59,19 @@ class SupervisorLine:
         os.set_inheritable(self.fd, False)
 
     @classmethod
-    def inherited(cls, fd: int, process: int) -> SupervisorLine:
+    def inherited(cls, fd: int, process: int, same: Mapping[str, str]) -> SupervisorLine:
         """That of the agent of the attempt before, which was this process."""
-        return cls(socket.socket(fileno=fd), process)
+        return cls(socket.socket(fileno=fd), process, same)
 
     @classmethod
     def connect(
-        cls, address: str, name: str, key: bytes, process: int, timeout: float
+        cls,
+        address: str,
+        name: str,
+        key: bytes,
+        process: int,
+        timeout: float,
+        same: Mapping[str, str] = MappingProxyType({}),
     ) -> SupervisorLine:
         """Connects to the agent of process 0, which may still have to start.
 
@@ -68,7 +82,7 @@ class SupervisorLine:
         while True:
             try:
                 seconds = network_probe.CONNECT_SECONDS
-                return cls(network_probe.connect(host, port, name, key, seconds), process)
+                return cls(network_probe.connect(host, port, name, key, seconds), process, same)
             except OSError as error:
                 if time.monotonic() > end:
                     raise LaunchError(
@@ -84,26 +98,31 @@ class SupervisorLine:
 
         Raises `LaunchError` where the job cannot start.
         """
-        ready = Ready(self._process, platform.node())
+        ready = Ready(self.process, platform.node(), dict(self._same))
         self._channel.send("ready", **ready._asdict())
         while True:
             try:
                 message = self._next(self.left(runs=False))
             except TimeoutError:
-                why = self.over(runs=False)
-                raise LaunchError(f"process {self._process} was not started: {why}") from None
+                raise self._not_started(self.over(runs=False)) from None
             if message and message.head.get("well"):
                 return None
             if message is None or message.kind == "over":
                 why = message.head["why"] if message else "the agent of process 0 has ended"
-                raise LaunchError(f"process {self._process} was not started: {why}")
+                raise self._not_started(why)
+            if message.kind == "number":
+                self.process = int(message.head["process"])
+                complain(f"{platform.node()} has joined the job as node {self.process}")
             if message.kind == "start":
                 if not self._lease.is_good(lease.clock()):  # the order has arrived late
-                    why = self.over(runs=True)
-                    raise LaunchError(f"process {self._process} was not started: {why}")
+                    raise self._not_started(self.over(runs=True))
                 self.attempt = int(message.head["attempt"])
                 place = (int(message.head[name]) for name in ("process_id", "num_processes"))
                 return Attempt(self.attempt, str(message.head["coordinator"]), *place)
+
+    def _not_started(self, why: str) -> LaunchError:
+        own = platform.node() if self.process is None else f"process {self.process}"
+        return LaunchError(f"{own} was not started: {why}")
 
     def _next(self, seconds: float) -> Message | None:
         """The next message that is no sign of life; those are answered.
@@ -145,7 +164,8 @@ class SupervisorLine:
 
         ``was_stopped``, ``was_killed``: see `Ended`.
         """
-        ended = Ended(self._process, ending, record, was_stopped, was_killed)
+        assert self.process is not None
+        ended = Ended(self.process, ending, record, was_stopped, was_killed)
         self._channel.send("exit", **ended.values(time.monotonic()))
         # A long traceback does not fit into the socket, and nothing is written while this waits.
         with contextlib.suppress(OSError):  # the supervisor is lost: `decision` finds that

@@ -253,7 +253,8 @@ def worker_parser() -> argparse.ArgumentParser:
         "worker",
         "Runs a program as one process of a job that a cluster's launcher (srun, mpirun, mpiexec,\n"
         "jsrun, blaunch, pbsdsh, torchrun, a Kubernetes Job) has started. Rank, size and\n"
-        "coordinator come from the launcher's environment variables.",
+        "coordinator come from the launcher's environment variables. Or, with --nnodes and\n"
+        "LOCKSTEP_COORDINATOR alone, hosts join a job and get their ranks as they come.",
         usage.WORKER_EXAMPLES,
     )
     _add_shared(parser)

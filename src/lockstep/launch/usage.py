@@ -35,6 +35,8 @@ examples:
   srun -n 12 lockstep worker train.py
   mpirun -n 4 lockstep worker -d 2 --grace 60 train.py
   mpiexec -n 4 lockstep worker --strict --stall-warning 10 train.py
+  LOCKSTEP_COORDINATOR=host1:29500 lockstep worker --nnodes 2:4 --max-restarts 9 train.py
+                                     the same on every host: no launcher, no ranks
 """
 _NUMBERS = ("-n", "-np", "--processes", "-d", "--devices")
 """Options with a number that are often typed behind the program, as for other launchers."""

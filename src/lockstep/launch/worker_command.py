@@ -19,7 +19,7 @@ from typing import NoReturn
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.bootstrap import cluster_env, rendezvous
-from lockstep.hosts import node_range, worker_agent
+from lockstep.hosts import joining, node_range, worker_agent
 from lockstep.job import topology
 from lockstep.launch import options
 from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
@@ -40,17 +40,19 @@ def main(words: Sequence[str]) -> NoReturn:
     args = parser.parse_args(own)
     check_program(program, "worker")
     before = dict(os.environ)
-    config = placed(configure(args, before), before)
+    config = configure(args, before)
+    joins = joining.joins(config, args.nnodes, before)
+    config = joining.without_number(config, args.nnodes) if joins else placed(config, before)
     size, local_size = config.num_processes or 1, config.local_num_processes or 1
     node_range.check(args.nnodes, size, local_size, args.max_restarts, args.grow is not None)
-    if config.process_id == 0:
+    if config.process_id == 0 or joins:
         warn_of_collectives(before, config)
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = command(program)
     process = config.process_id or 0
     log_dir = make_log_dir(args.log_dir, run_name(before, config))
-    if log_dir:  # jobs that are started by hand all have one name, also earlier ones
+    if log_dir and not joins:  # jobs that are started by hand all have one name, also earlier ones
         failed_runs.forget(log_dir, process)
     watched = is_watched(config, args.max_restarts)
     shared = _host_dir(before, config, bool(args.max_restarts)) if watched else None
@@ -62,9 +64,11 @@ def main(words: Sequence[str]) -> NoReturn:
         name = run_name(before, config)
         line, attempt = worker_job.join(config, shared, name, args)
         if attempt is None and shared:
-            complain(f"process {process} has run nothing, as a spare: the job has ended well")
+            complain(f"process {line.process} has run nothing, as a spare: the job has ended well")
             worker_agent.leave(shared, log_dir, 0)
             sys.exit(0)
+        if log_dir and joins and attempt and attempt.attempt == 0:
+            failed_runs.forget(log_dir, attempt.process_id)
     if shared:
         own = dataclasses.replace(config, run_dir=str(shared.path))
         if attempt:

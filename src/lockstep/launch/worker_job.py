@@ -9,9 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import os
+import platform
 import signal
+import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -19,6 +23,7 @@ from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._errors import ConfigError, InitializationError, LaunchError
 from lockstep.bootstrap import cluster_env, coordinator_address
+from lockstep.hosts import joining
 from lockstep.hosts.agent_attempts import AgentAttempts
 from lockstep.hosts.checks import network_probe
 from lockstep.hosts.joined_agents import JoinedAgents
@@ -27,11 +32,14 @@ from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
 from lockstep.job import job_key
 from lockstep.launch import restarts
 from lockstep.processes import program
+from lockstep.processes.console import complain
 from lockstep.processes.guard import PASSED_ON
 from lockstep.processes.host_dir import HostDir
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import fd_limit, process_tree
 from lockstep.watchdog import agent_network as agent_network  # while no lease runs yet
+
+_PAUSE_SECONDS = 0.2
 
 
 def join(
@@ -48,30 +56,72 @@ def join(
         raise ConfigError(f"--max-restarts of lockstep worker: here {other} owns the processes.")
     if shared is None:
         raise LaunchError("--max-restarts needs a private directory on this host.")
-    process, address = config.process_id or 0, str(config.coordinator)
+    process, address = config.process_id, str(config.coordinator)
+    same = joining.same_on_all(args.nnodes)
     if config.restart_line is not None:
-        line = SupervisorLine.inherited(config.restart_line, process)
+        line = SupervisorLine.inherited(config.restart_line, process or 0, same)
         fd_limit.close_all_but({line.fd, shared.held})  # the directory's lock of before
     else:
-        key, name = _key(config, shared), f"restarts of {name}"
-        if process == 0:
-            job = LaunchSpec(
-                program=(),
-                processes=config.num_processes or 1,
-                config=dataclasses.replace(config, attempt=0),
-                environ={},
-                run_dir=shared.path,
-                grace=program.GRACE if args.grace is None else args.grace,
-                max_restarts=args.max_restarts,
-                agents_keep_records=True,
-                grow=args.grow,
-            )
-            start(job, address, name, key, args.nnodes, config.local_num_processes or 1)
-        line = SupervisorLine.connect(address, name, key, process, config.start_timeout)
+        key = _key(config, shared)
+        job = LaunchSpec(
+            program=(),
+            processes=config.num_processes or 1,
+            config=dataclasses.replace(config, attempt=0),
+            environ={},
+            run_dir=shared.path,
+            grace=program.GRACE if args.grace is None else args.grace,
+            max_restarts=args.max_restarts,
+            agents_keep_records=True,
+            grow=args.grow,
+        )
+        if process is None:
+            line = _joined(job, address, key, args.nnodes, same)
+        else:
+            name = f"restarts of {name}"
+            if process == 0:
+                start(job, address, name, key, args.nnodes, config.local_num_processes or 1)
+            line = SupervisorLine.connect(address, name, key, process, config.start_timeout, same)
     attempt = line.wait_for_start()
     if attempt:
         shared.take_attempt(attempt.attempt, attempt.process_id)
     return line, attempt
+
+
+def _joined(
+    job: LaunchSpec, address: str, key: bytes, nodes: NodeRange, same: Mapping[str, str]
+) -> SupervisorLine:
+    """The line of an agent without a number. On the host of ``address`` the first one has the
+    supervisor, and number 0. Raises `LaunchError`."""
+    is_local, process = coordinator_address.is_local(address), None
+    wait = joining.Wait(address, is_local, job.config.start_timeout, time.monotonic())
+    host, port = coordinator_address.split(address)
+    while True:
+        if is_local and process is None and (listener := _listen_alone(address, job.processes)):
+            _start(job, address, listener, joining.NAME, key, nodes, joins=True)
+            process = 0
+            complain(f"{platform.node()} begins the job at {address}, as node 0")
+        try:
+            seconds = network_probe.CONNECT_SECONDS
+            connection = network_probe.connect(host, port, joining.NAME, key, seconds)
+            return SupervisorLine(connection, process, same)
+        except OSError as error:
+            if why := wait.over(error, time.monotonic()):
+                raise LaunchError(why) from error
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _listen_alone(address: str, backlog: int) -> socket.socket | None:
+    """Listens on ``address``, of this host; None: there is a listener. Raises `LaunchError`.
+
+    Of several agents that try at the same time one succeeds: the port is not shared.
+    """
+    host, port = _bound(address)
+    try:
+        return network_probe.listen(host, port, backlog, shared=False)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise LaunchError(f"this host cannot listen on {address}: {error}") from error
 
 
 def _key(config: Config, shared: HostDir) -> bytes:
@@ -95,6 +145,10 @@ def start_again(
     for fd in (line.fd, shared.held):
         os.set_inheritable(fd, True)
     again = dataclasses.replace(Config(), coordinator=config.coordinator, restart_line=line.fd)
+    if config.process_id is None:  # no variable has its number
+        again = dataclasses.replace(
+            again, process_id=line.process, num_processes=config.num_processes, **joining.ALONE
+        )
     attempt = {"LOCKSTEP_ATTEMPT": str(line.attempt + 1)}
     command = [sys.executable, *sys.orig_argv[1:]]
     os.execve(command[0], command, {**environ, **again.to_environ(), **attempt})
@@ -117,10 +171,7 @@ def start(
     Raises `LaunchError` where it cannot listen on ``address``, and `InitializationError` where it
     may not have enough descriptors.
     """
-    # The child inherits the limit; here an error still ends the agent.
-    fd_limit.make_room_for_agents(job.processes + network_probe.MAX_CLIENTS)
-    host, port = coordinator_address.split(address)
-    bound, _ = coordinator_address.split(coordinator_address.choose(f"0.0.0.0:{port}", address))
+    bound, port = _bound(address)
     try:
         # `listen` shares a port with another listener of this user; two jobs must not.
         coordinator_address.wait_until_free(f"{cluster_env.bracketed(bound)}:{port}")
@@ -131,6 +182,28 @@ def start(
             "process that listens there (ss -ltnp shows it), or set LOCKSTEP_COORDINATOR=HOST:PORT "
             "on all processes."
         ) from error
+    _start(job, address, listener, name, key, nodes, each)
+
+
+def _bound(address: str) -> tuple[str, int]:
+    """Where the supervisor listens."""
+    _, port = coordinator_address.split(address)
+    return coordinator_address.split(coordinator_address.choose(f"0.0.0.0:{port}", address))
+
+
+def _start(
+    job: LaunchSpec,
+    address: str,
+    listener: socket.socket,
+    name: str,
+    key: bytes,
+    nodes: NodeRange | None,
+    each: int = 1,
+    joins: bool = False,
+) -> None:
+    # The child inherits the limit; here an error still ends the agent.
+    fd_limit.make_room_for_agents(job.processes + network_probe.MAX_CLIENTS)
+    hosts = (coordinator_address.split(address)[0], _bound(address)[0])
     if os.fork() != 0:
         listener.close()
         return
@@ -139,8 +212,8 @@ def start(
         process_tree.end_with_parent()
         fd_limit.close_all_but({listener.fileno()})
         _ignore_signals()
-        agents = JoinedAgents(listener, job.processes, name, key)
-        _supervise(job, agents, AgentAttempts(agents, (host, bound), job, nodes, each))
+        agents = JoinedAgents(listener, job.processes, name, key, joining.same_on_all(nodes))
+        _supervise(job, agents, AgentAttempts(agents, hosts, job, nodes, each, joins))
         # The agent reads the last message first, and then ends this process with it.
         signal.pause()
         status = 0

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep.processes import program_guard
+from lockstep.processes.console import complain
 from lockstep.processes.first_failure import not_started
 from lockstep.processes.stop_plan import FAILURE, StopPlan
 from lockstep.system import process_tree
@@ -186,6 +187,7 @@ class Program:
             if not self.was_stopped:
                 self._stop(signal.Signals(number))
         if self._supervisor.is_lost and not self._ends:
+            complain("the agent of process 0 has ended, so the program is asked to end")
             self._plan_end(FAILURE, self._grace)
         if not self.lease_is_over and self._supervisor.left(runs=True) <= 0:
             self.lease_is_over = True

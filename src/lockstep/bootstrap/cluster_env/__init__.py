@@ -188,5 +188,6 @@ def explain_none(environ: Environ) -> str:
         "Open MPI, MPICH, Intel MPI, Cray PALS, jsrun, blaunch, pbsdsh, a Kubernetes Indexed Job, "
         "Kubeflow, SkyPilot or torchrun has set its variables. Inside a batch script or a shell "
         "from salloc, put srun before the command. On one machine, use `lockstep run -n N`. Or set "
-        "LOCKSTEP_COORDINATOR, LOCKSTEP_NUM_PROCESSES and LOCKSTEP_PROCESS_ID."
+        "LOCKSTEP_COORDINATOR, LOCKSTEP_NUM_PROCESSES and LOCKSTEP_PROCESS_ID; with --nnodes "
+        "LOCKSTEP_COORDINATOR alone is enough."
     )

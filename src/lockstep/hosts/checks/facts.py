@@ -45,7 +45,7 @@ def gather(request: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "machine": platform.machine(),
-        "versions": {name: _version(package) for name, package in PACKAGES.items()},
+        "versions": versions(),
         "directory_problem": _directory_problem(directory) if directory else "",
         "program": _program(program, directory) if program and program[0] != "-c" else {},
         "interfaces": [dataclasses.asdict(each) for each in interfaces()],
@@ -67,6 +67,11 @@ def _gpus(request: Mapping[str, Any]) -> dict[str, Any]:
     from lockstep.nccl import devices
 
     return devices.ask(float(request.get("gpu_seconds") or 1)).to_json()
+
+
+def versions() -> dict[str, str]:
+    """Those of `PACKAGES`."""
+    return {name: _version(package) for name, package in PACKAGES.items()}
 
 
 def _version(package: str) -> str:

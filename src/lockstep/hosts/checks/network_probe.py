@@ -69,17 +69,20 @@ def _read(peer: socket.socket, size: int) -> bytes:
     return data
 
 
-def listen(address: str, port: int = 0, backlog: int = MAX_CLIENTS) -> socket.socket:
+def listen(
+    address: str, port: int = 0, backlog: int = MAX_CLIENTS, shared: bool = True
+) -> socket.socket:
     """A socket that listens there; port 0: on a free one. Raises OSError.
 
-    A reservation of this user's (`port_reservation`) does not keep it from the port.
+    With ``shared`` a reservation of this user's (`port_reservation`) does not keep it from the
+    port, and neither does another listener.
     """
     [(family, _, _, _, where), *_] = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     return socket.create_server(
         where[:2],
         family=family,
         backlog=backlog,
-        reuse_port=port != 0,  # type: ignore[arg-type]
+        reuse_port=shared and port != 0,  # type: ignore[arg-type]
     )
 
 

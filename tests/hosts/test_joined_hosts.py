@@ -1,0 +1,80 @@
+"""``lockstep worker --nnodes`` without ranks, on hosts with a network and a name each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hosts.journal import JOIN, PROGRAM, TIMEOUT, Journal
+from lanes import needs
+from ssh_hosts import SshHosts, possible, ssh_hosts
+from support import wait_until
+
+pytestmark = [
+    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
+    pytest.mark.timeout(240),
+    pytest.mark.full,
+]
+
+
+class Job(Journal):
+    """A job of two hosts that join at host a's address."""
+
+    def __init__(self, hosts: SshHosts, folder: Path) -> None:
+        super().__init__(hosts, folder, PROGRAM.replace("# joins", JOIN))
+        self.said_at.touch()
+        self.key = folder / "key"
+        self.key.write_text("k" * 64)
+        self.key.chmod(0o600)
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        names = {
+            "LOCKSTEP_COORDINATOR": f"{self.hosts.address('a')}:29500",
+            "LOCKSTEP_HOST_ID": name,
+            "LOCKSTEP_KEY_FILE": str(self.key),
+        }
+        words = [sys.executable, "-P", "-m", "lockstep", "worker", "--nnodes", "2:2"]
+        words += ["--max-restarts", "5", "--grace", "2", str(self.folder / "program.py")]
+        to_file = ["sh", "-c", f'exec "$@" >>{self.folder}/{name}.txt 2>&1', "sh", *words]
+        in_folder = ["env", "-C", str(self.folder), *to_file]
+        self.agents[name] = self.hosts.start(name, in_folder, names)
+
+    def says(self, name: str, words: str) -> None:
+        path = self.folder / f"{name}.txt"
+        wait_until(lambda: path.exists() and words in path.read_text(), f"{name}: {words}", TIMEOUT)
+
+
+def test_a_host_that_is_cut_off_is_replaced_and_comes_back_with_its_number(tmp_path: Path) -> None:
+    with ssh_hosts(tmp_path, "abc") as hosts:
+        job = Job(hosts, tmp_path)
+        job.start("b")  # before there is a job
+        job.start("a")
+        job.says("a", f"a begins the job at {hosts.address('a')}:29500, as node 0")
+        job.says("b", "b has joined the job as node 1")
+        for name in "ab":
+            job.wait(0, name, "steps")
+        job.start("c")
+        job.says("c", "c has joined the job as node 2")
+        job.says("a", "node 2 (c) is there: it is a spare from now on")
+        hosts.cut("b")
+        job.says("a", "node 2 takes the place of node 1, which was lost, with process 1")
+        for name in "ac":
+            job.wait(1, name, "steps")
+        job.agents["b"].communicate(timeout=TIMEOUT)
+        assert job.agents["b"].returncode != 0
+        hosts.mend("b")
+        job.start("b")
+        wait_until(
+            lambda: (tmp_path / "b.txt").read_text().count("b has joined the job as node 1") == 2,
+            "b has its number again",
+            TIMEOUT,
+        )
+        job.let_last_end()
+        for name in "abc":
+            job.agents[name].communicate(timeout=TIMEOUT)
+            assert job.agents[name].returncode == 0, (tmp_path / f"{name}.txt").read_text()
+        job.assert_one_at_a_time()
