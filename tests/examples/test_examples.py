@@ -182,6 +182,7 @@ def test_a_training_that_is_killed_ends_with_the_numbers_of_an_undisturbed_one(
         job.assert_nothing_left()
     assert result.status == 0, result
     assert "process 1 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
+    assert "  continued from a checkpoint: attempt 1 from step 5\n" in result.stderr
     weights = set(re.findall(r"weights: \w+", undisturbed))
     for process in range(PROCESSES):
         lines = result.by_process[process]

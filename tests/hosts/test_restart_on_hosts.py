@@ -62,6 +62,7 @@ def test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts(tmp_path: Path
         [restart] = json.loads(account.read_text())["restarts"]
         assert restart["continues_from"] == int(step)
         assert f"attempt 1 continues from step {step}\n" in said
+        assert f"  continued from a checkpoint: attempt 1 from step {step}\n" in said
         assert f"step {int(step) + 1}: loss" in after.partition("going on from")[2]
         assert len(re.findall(r"^\[[01]@[bc]\] weights: \w+$", after, re.MULTILINE)) == 2
         assert_nothing_runs(hosts)

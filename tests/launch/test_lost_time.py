@@ -93,6 +93,11 @@ sys.exit(attempt < 2)
 """
 
 
+def test_the_table_has_the_step_where_nothing_is_kept_of_the_run() -> None:
+    said = run_lockstep(["-n", "2", "--max-restarts", "3"], CONTINUES, timeout=60, forked=True)
+    assert "checkpoint: attempt 1 from step 5, attempt 2 from step 10\n" in said.stderr
+
+
 def test_the_account_has_the_step_that_the_program_has_restored(tmp_path: Path) -> None:
     options = ["-n", "2", "--max-restarts", "3", "--log-dir", str(tmp_path)]
     said = run_lockstep(options, CONTINUES, timeout=60, forked=True).stderr

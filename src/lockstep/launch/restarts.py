@@ -121,6 +121,7 @@ class _LostTime:
     def _table(self) -> str:
         """The table; "" without a restart, and when it was told already."""
         is_told, self._is_told = self._is_told, True
+        self._restarts = [self._with_step(each) for each in self._restarts]
         seconds = time.monotonic() - self._began
         return "" if is_told else lost_time.table(self._restarts, seconds)
 

@@ -30,8 +30,8 @@ an answer of its own."""
 _STACKS_TIMEOUT = 3.0
 _POLL_SECONDS = 1.0
 _SEND_SECONDS = 0.5
-_END_SECONDS = 0.05
-"""The same for a message of a program that ends, to each process."""
+_END_SECONDS, _ENDS_SECONDS = 0.05, 1.0
+"""The same for a message of a program that ends, to each process and to all."""
 _CONNECT_POLL_SECONDS = 0.005
 _FRESH_TIMES = 10
 """A scan's result is sent to further requesters for this many times as long as the scan took."""
@@ -119,12 +119,11 @@ class RemoteHosts(threading.Thread):
 
         Its host may have no time to answer when they ask.
         """
+        end, message = time.monotonic() + _ENDS_SECONDS, messages.pack({"kind": "left", "how": how})
         peers = itertools.chain.from_iterable(self._hosts.values())
         for process in [peer.process for peer in peers if peer.agent_of is None]:
-            if self._post.is_connected(process):
-                self._post.send_message(
-                    process, messages.pack({"kind": "left", "how": how}), _END_SECONDS
-                )
+            if self._post.is_connected(process) and time.monotonic() < end:
+                self._post.send_message(process, message, _END_SECONDS)
 
     # Requests
 
