@@ -3,21 +3,18 @@
     .venv/bin/python benchmarks/waiting.py --seconds 20 --json FILE
 
 The last of four processes (--count) sleeps, and the others wait in an all-gather, over the engine
-and over gloo: from one second after it began, with no stall warning due. Also how much longer a job
-of two processes takes for the same steps beside a job that waits, and beside another one like it,
-which has the same right to the cores: twice as long is its share where there are two cores.
+and over gloo: from one second after it began, with no stall warning due. What such a job costs
+others is in `neighbours.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import concurrent.futures
 import contextlib
 import heapq
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,38 +30,24 @@ import jax, jax.numpy as jnp, lockstep
 from jax.experimental import multihost_utils
 
 lockstep.initialize()
-folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+folder = pathlib.Path(sys.argv[1])
 me = jax.process_index()
 x = jnp.ones(1000)
 multihost_utils.process_allgather(x)  # compiles
-if what == "wait":
-    (folder / f"up_{me}").write_text(str(__import__("os").getpid()))
-    if me == jax.process_count() - 1:
-        time.sleep(600)
-    multihost_utils.process_allgather(x)
-else:
-    y = jnp.ones((400, 400))
-    f = jax.jit(lambda a: a @ a / 400)
-    jax.block_until_ready(f(y))
-    times = []
-    for step in range(int(sys.argv[3])):
-        began = time.monotonic()
-        jax.block_until_ready(f(y))
-        multihost_utils.process_allgather(x)
-        times.append(time.monotonic() - began)
-    if me == 0:
-        (folder / "times").write_text(" ".join(map(str, times)))
+(folder / f"up_{me}").write_text(str(__import__("os").getpid()))
+if me == jax.process_count() - 1:
+    time.sleep(600)
+multihost_utils.process_allgather(x)
 """
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def job(
-    folder: Path, collectives: str, count: int, *words: str
-) -> Iterator[subprocess.Popen[bytes]]:
+def job(folder: Path, collectives: str, count: int) -> Iterator[subprocess.Popen[bytes]]:
+    """One that waits."""
     (folder / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-P", "-m", "lockstep", "run", "-n", str(count)]
-    command += ["--collectives", collectives, str(folder / "program.py"), str(folder), *words]
+    command += ["--collectives", collectives, str(folder / "program.py"), str(folder)]
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
@@ -96,7 +79,7 @@ def shares(collectives: str, count: int, seconds: float) -> dict[str, Any]:
     """The share of a core of each waiting process, and of its busiest threads."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with job(folder, collectives, count, "wait") as process:
+        with job(folder, collectives, count) as process:
             wait_for([folder / f"up_{each}" for each in range(count)], process, folder)
             pids = [int((folder / f"up_{each}").read_text()) for each in range(count - 1)]
             time.sleep(1.0)
@@ -115,53 +98,16 @@ def shares(collectives: str, count: int, seconds: float) -> dict[str, Any]:
     return {"share_of_a_core": own, "threads": busiest}
 
 
-def steps(collectives: str, count: int) -> float:
-    """The median time of a step of a job of two processes."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with job(folder, collectives, 2, "work", str(count)) as process:
-            wait_for([folder / "times"], process, folder)
-            process.wait(60)
-            return statistics.median(map(float, (folder / "times").read_text().split()))
-
-
-def neighbours(collectives: str, count: int, repeats: int) -> dict[str, Any]:
-    """Medians of a step alone, beside a job that hangs, and beside one that works, in turns."""
-    alone, beside, working = [], [], []
-    for _ in range(repeats):
-        alone.append(steps(collectives, count))
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            with job(folder, collectives, COUNT, "wait") as process:
-                wait_for([folder / f"up_{each}" for each in range(COUNT)], process, folder)
-                time.sleep(1.0)
-                beside.append(steps(collectives, count))
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            working += pool.map(steps, [collectives] * 2, [count] * 2)
-    one = statistics.median(alone)
-    return {
-        "step_alone": one,
-        "beside_a_waiting_job": round(statistics.median(beside) / one, 3),
-        "beside_a_working_job": round(statistics.median(working) / one, 3),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {}
     for collectives in ("lockstep", "gloo"):
         found[collectives] = shares(collectives, options.count, options.seconds)
         print(collectives, json.dumps(found[collectives]), flush=True)
-        if options.repeats:
-            pair = neighbours(collectives, options.steps, options.repeats)
-            found[collectives]["neighbour"] = pair
-            print("  neighbour", json.dumps(pair), flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
