@@ -24,7 +24,7 @@ SMALLER = {
     "compile_once.py": "--processes 2 --layers 1 --ways lockstep",
     "faults.py": "--only shape --collectives lockstep",
     "long_run.py": "--share 0.001",
-    "neighbours.py": "--on machine --steps 30 --repeats 1 --collectives gloo",
+    "neighbours.py": "--steps 30 --repeats 1 --collectives gloo",
     "waiting.py": "--seconds 1",
     "gloo_versions.py": "--pythons python --mib 0.1 --executions 2 --rounds 1",
     "linalg.py": "--sizes 256 --rounds 1 --repeats 1",
@@ -50,12 +50,12 @@ PRINTS = {
     "restart.py": r"^\| first step \| \d.* \|$",
     "start.py": r"^lockstep run +\d",
     "start_between_hosts.py": r"^(tls|plain|gloo) +\d",
-    "neighbours.py": r'^machine gloo \{"step_alone": 0\.\d',
+    "neighbours.py": r'^hosts gloo \{"step_alone": 0\.\d',
     "waiting.py": r'^gloo \{"share_of_a_core": \[0\.\d',
     "speed": r"^AES-128-GCM +\d",
 }
 """A line of the output of each."""
-ON_HOSTS = ("between_hosts.py", "start_between_hosts.py")
+ON_HOSTS = ("between_hosts.py", "neighbours.py", "start_between_hosts.py")
 
 
 def smaller(line: str) -> str:
