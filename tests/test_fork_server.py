@@ -128,6 +128,7 @@ def test_a_process_is_found_by_its_mark(tmp_path: Path) -> None:
     assert marked(mark) == set()
 
 
+@pytest.mark.full
 @sample("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], 1)
 def test_the_server_and_its_forks_end_with_the_one_that_asked(tmp_path: Path, end: str) -> None:
     program = f"""

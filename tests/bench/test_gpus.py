@@ -75,6 +75,7 @@ def test_each_collective_is_measured_by_the_programs_for_gpus(over_gloo: BenchJo
         assert result.copy_rates == []
 
 
+@pytest.mark.full
 def test_a_turn_has_several_collectives_and_the_time_is_that_of_one(over_gloo: BenchJob) -> None:
     case = {"op": "all_reduce", "elements": 64, "ranks": 2, "dtype": "f32"}
     for answer in over_gloo.request("prepare", 60.0, case=case, on_gpus=True):

@@ -20,6 +20,7 @@ def running() -> Iterator[BenchJob]:
     assert started._pool.pids == []
 
 
+@pytest.mark.full
 def test_orders_are_answered_and_an_error_is_the_reason(running: BenchJob) -> None:
     [hello] = running.hello
     assert [hello[name] for name in ("process", "processes", "ranks")] == [0, 1, 2]
@@ -29,6 +30,7 @@ def test_orders_are_answered_and_an_error_is_the_reason(running: BenchJob) -> No
         running.request("block", 60.0, k=1, samples=1, calls=1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "words"),
     [

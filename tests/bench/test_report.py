@@ -234,6 +234,7 @@ def test_an_output_that_is_full_is_reported_once(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == report()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_plot_is_a_picture(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")

@@ -66,6 +66,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @sample("imports", ["import lockstep", "import jax, lockstep"], 0)
 @sample("how", ["spawn", "forkserver"], 0)
 def test_a_child_by_multiprocessing(how: str, imports: str) -> None:

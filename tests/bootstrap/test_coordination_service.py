@@ -124,6 +124,7 @@ def wait_for_clients(address: str, count: int) -> None:
 
 
 # A service elsewhere, as a second process 0 on another host starts it.
+@pytest.mark.full
 @pytest.mark.parametrize(("process", "more"), [full(1, ""), (0, ", coordinator_bind_address='{}'")])
 def test_two_processes_with_one_number_are_named(process: int, more: str) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -270,6 +271,7 @@ def test_another_error_is_raised_as_it_is() -> None:
         raise RuntimeError("INTERNAL: no")
 
 
+@pytest.mark.full
 def test_processes_with_different_numbers_of_devices_are_shown_in_a_table() -> None:
     program = """
 import os

@@ -197,6 +197,7 @@ def test_a_jax_that_fails_to_import_fails_with_its_own_error() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_single_process_program_is_not_touched() -> None:
     well(
         """

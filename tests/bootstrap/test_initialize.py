@@ -153,6 +153,7 @@ address, n, i = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     assert said == [{"place": [i, 2], "devices": 4, "sum": 4.0, "calls": 2} for i in range(2)]
 
 
+@pytest.mark.full
 @sample("call", ["jax.distributed.initialize()", "lockstep.initialize()"], 1)
 def test_under_lockstep_run_the_place_is_found(call: str) -> None:
     program = f"import jax, lockstep\n{call}\n{REPORT}"

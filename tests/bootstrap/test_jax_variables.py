@@ -227,6 +227,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @sample(("names", "join"), CASES, 5)
 def test_import_lockstep_finds_them(names: str, join: str) -> None:
     assert_sums(SUM.format(join=join), names)

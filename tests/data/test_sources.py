@@ -113,6 +113,7 @@ class OwnDataset(IterableDataset):
     """What a program makes of it."""
 
 
+@pytest.mark.full
 def test_an_iterable_dataset_of_torch_is_a_stream(rows: NamedSharding) -> None:
     found = _sources.recognize(OwnDataset(), None, None)
     assert isinstance(found, _sources.Stream)

@@ -21,6 +21,7 @@ def document(title: str) -> dict[str, Any]:
     return yaml.safe_load(found[1])
 
 
+@pytest.mark.full
 def test_the_runtime() -> None:
     runtime = document("runtime.yaml")
     check_model("TrainerV1alpha1TrainingRuntime", runtime)

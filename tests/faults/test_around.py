@@ -27,6 +27,7 @@ print("sum", float(result[0]))
 IN_MEMORY = "it records in memory only, which ends with the process."
 
 
+@pytest.mark.full
 def test_a_job_goes_on_where_its_records_cannot_be_written() -> None:
     result = run_lockstep([], LOOP.format(remove=True), timeout=90, forked=True)
     assert result.by_process == {0: ["sum 2.0"], 1: ["sum 2.0"]}

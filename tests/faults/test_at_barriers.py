@@ -49,6 +49,7 @@ def test_both_lines_are_named(name: str, n: int, d: int) -> None:
     assert_unsaid("in no collective", result.stderr)
 
 
+@pytest.mark.full
 @sample("name", ["one_side_dispatches", "one_side_blocks"], 0)
 def test_a_wait_for_a_result_or_for_room_is_recognized(name: str) -> None:
     result = run(name, status=1)

@@ -112,6 +112,7 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
     assert_nothing_left(hosts)
 
 
+@pytest.mark.full
 @sample(
     ("fault", "words"),
     [

@@ -52,6 +52,7 @@ def test_a_fault_while_stripes_are_sent_is_reported(hosts: Hosts, fault: str) ->
     assert_nothing_left(hosts)
 
 
+@pytest.mark.full
 def test_another_number_of_connections_on_one_host_is_an_error_on_all(hosts: Hosts) -> None:
     assert_all_refuse(hosts, "LOCKSTEP_CONNECTIONS", ["1", "2"])
 

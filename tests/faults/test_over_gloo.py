@@ -215,6 +215,7 @@ for number in range(9):
 """JAX jits a function and calls it in one expression, so that what is called has no name."""
 
 
+@pytest.mark.full
 def test_a_wait_in_a_function_that_was_jitted_at_once_is_seen() -> None:
     result = run_lockstep(
         OPTIONS, PROGRAM + ALL_GATHER, n=2, d=1, timeout=120, expect_status=1, forked=True

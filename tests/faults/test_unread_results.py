@@ -156,6 +156,7 @@ y = total(x)
 """
 
 
+@pytest.mark.full
 @sample("end", ["", "jax.distributed.shutdown()"], 1)
 def test_it_fails_over_gloo_too(end: str) -> None:
     options = ["--collectives", "gloo"]

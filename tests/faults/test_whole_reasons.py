@@ -45,6 +45,7 @@ def test_a_loss_that_is_read_a_hundred_steps_later() -> None:
     assert PREFIX not in result.stderr
 
 
+@pytest.mark.full
 def test_the_program_reads_the_error_without_the_prefixes() -> None:
     program = READ_LATE + (
         "try:\n    print(float(loss))\nexcept jax.errors.JaxRuntimeError as error:\n"

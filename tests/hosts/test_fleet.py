@@ -97,6 +97,7 @@ def test_so_many_commands_are_started_at_a_time(
     assert max(starting) == 1
 
 
+@pytest.mark.full
 def test_hosts_that_do_not_answer_make_room_for_the_next(
     fleet: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

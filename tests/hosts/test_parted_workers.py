@@ -82,6 +82,7 @@ def in_its_first_step(job: Job) -> None:
 LATER = [while_the_rest_is_stopped, when_the_next_attempt_starts, in_its_first_step]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", [while_it_runs, *map(full, LATER)])
 def test_an_agent_that_is_cut_off_ends_before_its_replacement_starts(
     tmp_path: Path, moment: Callable[[Job], None]

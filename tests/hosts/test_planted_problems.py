@@ -181,6 +181,7 @@ CASES: dict[str, tuple[Callable[[Planted], None], str, str, str, str]] = {
 }
 
 
+@pytest.mark.full
 def test_the_chosen_network_and_port_are_those_of_the_job(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, "ab", debian="ab") as hosts:
         for i, name in enumerate("ab", 1):

@@ -132,6 +132,7 @@ print("attempt", attempt)
 """
 
 
+@pytest.mark.full
 def test_a_failure_is_told_as_on_one_host_and_the_job_starts_again(
     hosts: SshHosts, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ NEEDS_OURS = ("cluster detection", "after the import of jax")
 """Without these, only `lockstep.initialize` knows the process's place."""
 
 
+@pytest.mark.full
 @sample("hook", CASES, 7)
 def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     breaks, lost, collectives = CASES[hook]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from processes import captured
 
 PROGRAM = """
@@ -55,6 +57,7 @@ assert len(fast) == before + 1
 """
 
 
+@pytest.mark.full
 def test_every_launch_is_noted_also_beside_the_check_for_nan() -> None:
     ended = captured([sys.executable, "-c", PROGRAM], timeout=120)
     assert ended.returncode == 0, ended.stderr

@@ -41,6 +41,7 @@ finder._callback = after_import
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
 
+@pytest.mark.full
 def test_the_error_of_an_ambiguous_sharding_says_what_to_do() -> None:
     ended = python(PROGRAM.format(before=""), env=TWO)
     assert ended.status == 0, ended

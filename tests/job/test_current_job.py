@@ -52,6 +52,7 @@ def test_all_parts_are_closed_where_one_raises() -> None:
     assert ORDER == ["Broken", "Closed"]
 
 
+@pytest.mark.full
 def test_the_end_of_a_second_job_has_the_label_of_that_job() -> None:
     ended = python(
         """

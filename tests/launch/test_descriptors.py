@@ -29,6 +29,7 @@ def fake_ssh(folder: Path) -> str:
     return str(script)
 
 
+@pytest.mark.full
 def test_room_for_processes() -> None:
     done = lockstep("-n", "20")
     assert done.returncode == 0, done

@@ -121,6 +121,7 @@ def run(folder: Path, enter: list[str], command: str) -> subprocess.CompletedPro
     return captured([*enter, command], env=clean_environ(), cwd=folder, timeout=90)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [n if n in IN_MAKE_TEST else full(n) for n in WORKS])
 def test_a_job_works_without(name: str, tmp_path: Path) -> None:
     done = run(tmp_path, *WORKS[name])

@@ -188,6 +188,7 @@ def test_a_program_says_what_it_says_on_stock_jax(
     assert launched(name, devices, collectives) == expected
 
 
+@pytest.mark.full
 def test_settings_signals_and_barriers_are_those_of_stock_jax() -> None:
     expected, found = stock("settings", 1), launched("settings", 1, "gloo")
     for process in range(2):

@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from lockstep.launch import lost_time
 from lockstep.launch.lost_time import HOST_LOST, MORE_HOSTS, PROCESS_FAILED, Restart
 from lockstep.processes.job_spec import HostChanges
@@ -108,6 +110,7 @@ def test_the_account_has_the_step_that_the_program_has_restored(tmp_path: Path) 
     assert "  continued from a checkpoint: attempt 1 from step 5, attempt 2 from step 10\n" in said
 
 
+@pytest.mark.full
 def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:
     program = """if True:
         import os, pathlib, time

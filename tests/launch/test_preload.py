@@ -224,6 +224,7 @@ def test_jax_works_and_numbers_are_drawn_as_without(collectives: str) -> None:
     assert len({lines[-1] for lines in result.by_process.values()}) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
 def test_a_fork_imports_nothing_that_every_process_needs(collectives: str) -> None:
     program = JAX.format(before="import sys; before = set(sys.modules)")
@@ -234,6 +235,7 @@ def test_a_fork_imports_nothing_that_every_process_needs(collectives: str) -> No
     assert [lines[-1] for lines in result.by_process.values()] == ["[]"] * 2
 
 
+@pytest.mark.full
 def test_a_variable_that_jax_has_read_already_is_an_error() -> None:
     before = "os.environ['JAX_NUM_CPU_DEVICES'] = '2'; os.environ['JAX_ENABLE_X64'] = '1'"
     options = ["--preload", "jax"]

@@ -95,6 +95,7 @@ def test_a_signal_is_obeyed_while_processes_are_being_started() -> None:
     assert "stopped by SIGTERM" in result.said_by_launcher
 
 
+@pytest.mark.full
 def test_a_failure_while_processes_are_being_started_is_the_headline() -> None:
     program = READY + "ready()\nif i == 0: raise ValueError('no data')\ntime.sleep(100)"
     options = ["--oversubscribe", "--grace", "2", "-n", str(MANY)]
@@ -222,6 +223,7 @@ def test_grandchildren_end_with_the_job(end: str) -> None:
         assert "processes that the program left running" in result.said_by_launcher
 
 
+@pytest.mark.full
 def test_shared_memory_of_a_killed_program_is_unlinked() -> None:
     program = (
         READY

@@ -91,6 +91,7 @@ def test_exit_handlers_and_open_files_are_seen_to_after_a_failure(tmp_path: Path
     assert "ZeroDivisionError" in result.stderr
 
 
+@pytest.mark.full
 def test_exit_handlers_and_threads_that_do_not_end_hold_nothing_up() -> None:
     program = """
         import atexit, threading, time

@@ -85,6 +85,7 @@ def test_random_sizes_and_grids(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert_close(la.cholesky(sharded, lower), scipy.linalg.cholesky(a, lower=lower))
 
 
+@pytest.mark.full
 @sample("order", [1, 40, 9], 2)
 def test_not_positive_definite(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, 2, 2, 4)

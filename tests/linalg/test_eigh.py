@@ -116,6 +116,7 @@ def test_upper_triangle_values_only_and_subset() -> None:
         assert_decomposed(a, values, vectors)
 
 
+@pytest.mark.full
 @sample(
     ("grid", "n", "subset", "dtype"),
     [

@@ -136,6 +136,7 @@ def test_the_smallest_matrices(n: int) -> None:
     assert la.solve(a, b[:, :0]).shape == (n, 0)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("pivoting")
 def test_singular_matrices() -> None:
     a, b, over = full((24, 24), np.float64), np.ones(24), mesh((4,))

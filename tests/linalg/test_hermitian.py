@@ -146,6 +146,7 @@ def test_rounding_is_forgiven() -> None:
     SOLVERS["potrs"](put(a, mesh((4,)), P("x")))
 
 
+@pytest.mark.full
 def test_transformations_trace_as_before() -> None:
     over = mesh((4,))
     where = {"mesh": over, "in_specs": P("x")}

@@ -93,6 +93,7 @@ def test_random_sizes_and_grids(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert_close(la.solve(sharded, b), np.linalg.solve(a, b), 10000)
 
 
+@pytest.mark.full
 def test_hard_matrices_as_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
     """One grid's column holds all of the first pivots in one of them: all other columns move."""
     n = 48
@@ -102,6 +103,7 @@ def test_hard_matrices_as_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_solved_as_by_lapack(a, mesh((4,)))
 
 
+@pytest.mark.full
 def test_singular_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, 2, 2, 3)
     a, b = full((24, 24), np.float64), np.ones(24)
@@ -145,6 +147,7 @@ def test_factors_of_a_matrix_without_padding(
     assert {(x.rows, x.columns) for x in taken} == {grid[:2]}
 
 
+@pytest.mark.full
 def test_factors_of_singular_and_of_padded_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     """With padding they are on the line: a tournament may take its columns if others are zero."""
     taken = take(monkeypatch, 2, 2, 3)
@@ -235,6 +238,7 @@ def test_a_grid_is_taken_for_many_devices_and_not_for_few() -> None:
         assert (grid is not None) == taken
 
 
+@pytest.mark.full
 def test_what_four_devices_send_is_what_the_model_says() -> None:
     n, panels = 64, 4
     placed = Placed(mesh((4,)), (("x",), ()))

@@ -74,6 +74,7 @@ def test_inverse_by_many_supersteps(
     assert_close(la.potri(put(a, over, P("x")), tile), np.linalg.inv(a))
 
 
+@pytest.mark.full
 @sample(("dtype", "lower"), [*zip(DTYPES, [True, False, False, True], strict=True)], 1)
 def test_factor_of_one_triangle(dtype: Any, lower: bool) -> None:
     """Only the triangle that is named is read: the other one holds rubbish."""

@@ -177,6 +177,7 @@ def test_hard_matrices_and_derivatives_over_a_grid(monkeypatch: pytest.MonkeyPat
     assert_gradient(ours, of(alone), (put(a, over, P("x")),), (full(a.shape, np.float64, 1),))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("m", "n"), [(64, 64), in_full(128, 64), in_full(64, 96)])
 def test_what_is_sent_is_what_the_model_says(
     m: int, n: int, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,7 @@ def test_any_rank(
     assert_close(zero.conj().T @ zero, np.eye(size[1] - rank))
 
 
+@pytest.mark.full
 def test_a_cutoff_and_a_vector() -> None:
     a, b, over = np.diag([1.0, 1e-3, 1e-6, 0]), np.ones(4), mesh((2,))
     sharded = put(a, over, P("x"))

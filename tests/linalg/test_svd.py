@@ -198,6 +198,7 @@ def test_errors() -> None:
         jax.grad(lambda a: la.svd(a)[0].sum())(jnp.asarray(a)[:2])
 
 
+@pytest.mark.full
 @sample(
     ("size", "method", "dtype"),
     [

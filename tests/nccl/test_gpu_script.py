@@ -64,6 +64,7 @@ def test_all_parts_together_stay_under_nine_minutes() -> None:
     assert list(limits)[-1] == "faults", "each fault is begun only where time is left for it"
 
 
+@pytest.mark.full
 def test_a_part_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = script()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -73,6 +74,7 @@ def test_a_part_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {check["area"] for check in gpu.doctor()["checks"]} <= {"GPUs"}
 
 
+@pytest.mark.full
 def test_a_part_that_takes_too_long_is_ended_with_its_job(tmp_path: Path) -> None:
     gpu = script()
     mark = tmp_path / "pid"

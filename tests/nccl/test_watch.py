@@ -42,6 +42,7 @@ def run(program: str, n: int = 2, status: int = 1) -> Result:
     return run_lockstep(OPTIONS, HEAD + program, n=n, timeout=100, expect_status=status)
 
 
+@pytest.mark.full
 def test_processes_in_different_collectives_all_raise() -> None:
     result = run("step(8 + me)\nwait()")
     said = result.said_by_launcher

@@ -77,6 +77,7 @@ def test_nothing_starts_for_a_process_that_is_gone() -> None:
     assert (ended.returncode, ended.stdout) == (1, b"")
 
 
+@pytest.mark.full
 def test_the_folder_of_a_command_that_must_be_killed_is_removed(tmp_path: Path) -> None:
     notebook = tmp_path / "lockstep-run-notebook"
     notebook.mkdir()

@@ -145,6 +145,7 @@ def test_the_failure_of_one_ends_the_wait_of_the_other(pool: lockstep.Pool) -> N
     assert pool.run(total) == [6.0, 6.0]
 
 
+@pytest.mark.full
 def test_a_process_that_returns_early_is_named_with_the_line(pool: lockstep.Pool) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
         pool.run(leave_early, timeout=60)

@@ -150,6 +150,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("collectives", [full("lockstep"), "gloo"])
 @sample("bug", BUGS, BUGS.index("launches.Record.look"))
 def test_the_same_is_computed_with_a_bug_in_the_watch(bug: str, collectives: str) -> None:

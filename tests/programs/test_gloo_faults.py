@@ -44,6 +44,7 @@ for size in (1 << 10, 1 << 18):
 """  # noqa: E501
 
 
+@pytest.mark.full
 def test_a_large_one_is_told_once_over_gloo_where_it_can_be_wrong() -> None:
     result = run_lockstep(["--collectives", "gloo"], PROGRAM, d=1, timeout=90, forked=True)
     if release(jaxlib.version.__version__) >= (0, 12):

@@ -104,6 +104,7 @@ print("right")
 """
 
 
+@pytest.mark.full
 def test_a_thread_whose_collectives_stay_in_its_process() -> None:
     """Such programs are on all devices, and a thread may launch them at any time."""
     result = run_lockstep(GLOO, TWO_THREADS, n=2, d=2, timeout=120, forked=True)

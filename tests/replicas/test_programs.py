@@ -129,6 +129,7 @@ step(params, 1, x)
 """
 
 
+@pytest.mark.full
 @sample("made", [True, False], 0)
 def test_params_from_a_seed_of_each_process_stop_the_first_step(made: bool) -> None:
     result = run(f"MADE = {made}\n{SEEDS}", "--check-replicas", status=1)

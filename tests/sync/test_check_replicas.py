@@ -160,6 +160,7 @@ def test_a_start_from_a_seed_of_each_process(lockstep: Ranks) -> None:
     ls.check_replicas(jax.tree.map(lambda x: ls.broadcast(x), own))
 
 
+@pytest.mark.full
 @of_three
 def test_the_odd_one_of_three_is_named(lockstep: Ranks) -> None:
     import numpy as np

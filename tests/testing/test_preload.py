@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.full
 @pytest.mark.lockstep(n=2, devices=2)
 def test_the_processes_are_forks_of_one_interpreter(request: pytest.FixtureRequest) -> None:
     command = Path("/proc/self/cmdline").read_text().split("\0")

@@ -69,6 +69,7 @@ def test_under_mpiexec_the_others_raise_and_save_before_all_is_killed(looping: W
     assert not looping.left
 
 
+@pytest.mark.full
 def test_sigterm_to_one_agent_stops_its_program_and_the_other_raises(looping: Workers) -> None:
     """JAX's preemption notifier swallows the signal itself."""
     code = """

@@ -180,6 +180,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_an_agent_whose_supervisor_is_lost_ends_its_program(tmp_path: Path) -> None:
     workers = Workers(tmp_path, LOOPS)
     try:
@@ -230,6 +231,7 @@ def two_that_run(folder: Path, *options: str) -> Iterator[tuple[int, list[Agent]
         workers.end()
 
 
+@pytest.mark.full
 def test_the_agent_of_process_0_waits_for_the_report_of_a_job_that_is_stopped(
     tmp_path: Path,
 ) -> None:

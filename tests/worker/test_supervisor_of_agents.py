@@ -55,6 +55,7 @@ def test_an_agent_in_the_place_of_a_lost_one(start_job: Start) -> None:
 SHORT = "from lockstep.hosts import lease; lease.SILENCE_SECONDS = 4.0"
 
 
+@pytest.mark.full
 def test_an_agent_that_is_lost_may_run_on_until_its_lease_is_over(start_job: Start) -> None:
     """The end of its connection does not say that: a firewall may have closed it."""
     job = start_job(fault=SHORT, waits=True)
