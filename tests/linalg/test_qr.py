@@ -177,6 +177,40 @@ def test_hard_matrices_and_derivatives_over_a_grid(monkeypatch: pytest.MonkeyPat
     assert_gradient(ours, of(alone), (put(a, over, P("x")),), (full(a.shape, np.float64, 1),))
 
 
+@sample(
+    ("devices", "grid", "size", "tile", "name"),
+    [
+        (4, None, (2 * N, N), 2, "random"),  # groups of two panels
+        (4, Grid(2, 2, 1), (N, N), 2, "random"),
+        (2, None, (N, N), 1, "rank 7"),
+        (4, None, (N, N), 1, "graded"),  # devices send their rows as they are
+        (3, None, (N, 2 * N), 3, "wide"),  # a panel that is not full, columns beyond the panels
+    ],
+    1,
+)
+def test_the_triangle_alone(
+    devices: int, grid: Grid | None, size: tuple[int, int], tile: int, name: str
+) -> None:
+    """That of a loop over groups of panels is that of the panels one by one."""
+    wide = full(size, np.float64)
+    a = wide if name == "wide" else MATRICES[name][: size[0]]
+    sharded = put(a, mesh((devices,)), P("x"))
+    plan = QRPlan.of(a.shape, place("qr", sharded, None, None), tile)
+    plan = dataclasses.replace(plan, panels=dataclasses.replace(plan.panels, grid=grid))
+
+    def body(shard: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, panels = plan.take(shard), plan.panels
+        whole = _householder.factor(rows, panels, plan.axes).triangle
+        return whole, _householder.triangle(rows, panels, plan.axes)
+
+    rows = P(plan.axes)
+    whole, alone = jax.jit(plan.map(body, P("x"), (rows, rows)))(sharded)
+    assert plan.panels.steps > _householder.GROUPS
+    assert_close(alone, whole, 10)
+    r = np.asarray(alone)[plan.panels.triangle.slot_of_row[: min(size)]]
+    assert_close(r.T @ r, a.T @ a, 10)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("m", "n"), [(64, 64), in_full(128, 64), in_full(64, 96)])
 def test_what_is_sent_is_what_the_model_says(

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from lockstep.linalg import _grid_model, _panel
+from lockstep.linalg import _grid_model, _panel, _sweeps
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._spread import Spread, flat
 from lockstep.linalg._sweeps import gather_rows
@@ -35,6 +35,9 @@ what it changes."""
 
 MIN_PART = 256
 """Columns at least of such a part, for fast products and few collectives."""
+
+GROUPS = 4
+"""Groups of panels at most that `triangle` compiles a loop for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,37 +115,119 @@ class Factored(NamedTuple):
 
 def factor(rows: jax.Array, panels: Panels, axes: Axes) -> Factored:
     """The factorization of the local ``rows`` (R, n) by the first ``panels.count`` columns."""
-    layout, tile, spread = panels.layout, panels.tile, Spread(panels.grid, axes)
     blocks, ys, ts, phases = [], [], [], []
-    columns, rest = rows.shape[1], spread.take(rows)
+    rest = Spread(panels.grid, axes).take(rows)
     for s in range(panels.steps):
         first, end = panels.columns(s)
-        width, begin = end - first, first // spread.columns
-        right = begin - (-width // spread.columns)
-        panel = spread.give(rest[:, s * tile :, begin:right], width)
-        q, r = _panel.factor(panel, axes, layout.devices, tile)
-        top = gather_rows(q[:tile], axes)[:width]
-        y1, u, t, signs = _panel.reflectors(top)
-        y = _put_in_tile(y1, solve_right(q, adjoint(u)), tile, axes)
-        rest = _reflect(rest, flat(spread.gather(y)), adjoint(t), s * tile, right, spread)
-        blocks.append(rows_of_triangle(signs[:, None] * r, panels, axes))
-        ys.append(y)
-        ts.append(t)
-        phases.append(signs)
-    mine, one = panels.mine(axes), jnp.ones(1, rows.dtype)
-    phase = jnp.take(jnp.concatenate([*phases, one]), mine, mode="clip")
-    found = spread.give(rest[:, : panels.steps * tile], columns)
+        done = _eliminate(rest, s, (s, s + 1), end - first, panels, axes)
+        rest = done.rest
+        blocks.append(done.block)
+        phases.append(done.signs)
+        ys.append(done.y)
+        ts.append(done.t)
+    phase = jnp.concatenate(phases)
+    found, phase = _collect(rest, blocks, phase, rows.shape[1], panels, axes)
+    return Factored(found, tuple(ys), tuple(ts), phase)
+
+
+def triangle(rows: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
+    """`Factored.triangle` alone, by a program that compiles faster than `factor`'s.
+
+    A loop goes over a group of panels. XLA compiles its body once, for rows from the group's first
+    tile on: a group of four computes with up to three tiles of zeros.
+    """
+    rest, width, tile = Spread(panels.grid, axes).take(rows), panels.width, panels.tile
+    blocks = jnp.zeros((panels.steps, tile, width), rows.dtype)
+    phase = jnp.zeros(panels.steps * width, rows.dtype)
+    whole = panels.count // width
+    narrow = [(s, s + 1) for s in range(whole, panels.steps)]
+    for group in [*_sweeps.stages(whole, GROUPS), *narrow]:
+
+        def step(
+            s: int | jax.Array,
+            state: tuple[jax.Array, ...],
+            group: tuple[int, int] = group,
+            columns: int = min(width, panels.count - group[0] * width),
+        ) -> tuple[jax.Array, ...]:
+            rest, blocks, phase = state
+            done = _eliminate(rest, s, group, columns, panels, axes)
+            blocks = lax.dynamic_update_slice(blocks, done.block[None], (s, 0, 0))
+            return done.rest, blocks, lax.dynamic_update_slice(phase, done.signs, (s * width,))
+
+        state = rest, blocks, phase
+        alone = group[1] == group[0] + 1
+        rest, blocks, phase = step(group[0], state) if alone else lax.fori_loop(*group, step, state)
+    some = [block[:, : np.subtract(*panels.columns(s)[::-1])] for s, block in enumerate(blocks)]
+    return _collect(rest, some, phase[: panels.count], rows.shape[1], panels, axes)[0]
+
+
+class Eliminated(NamedTuple):
+    """What the elimination of the ``w`` columns of a panel gives."""
+
+    rest: jax.Array
+    """(c, R, k): the matrix over the grid, whose columns right of the panel are reflected."""
+    block: jax.Array
+    """(T, w): local rows of the panel's triangle."""
+    signs: jax.Array
+    """(w,)"""
+    y: jax.Array
+    t: jax.Array
+
+
+def _eliminate(
+    rest: jax.Array,
+    s: int | jax.Array,
+    group: tuple[int, int],
+    width: int,
+    panels: Panels,
+    axes: Axes,
+) -> Eliminated:
+    """Panel ``s``, ``width`` columns wide, of a group of panels (first, end).
+
+    ``rest`` is read from the first tile of the group on.
+    """
+    devices, tile, spread = panels.layout.devices, panels.tile, Spread(panels.grid, axes)
+    top, above = group[0] * tile, (s - group[0]) * tile
+    begin, mine = s * panels.width // spread.columns, -(-width // spread.columns)
+    height = rest.shape[1] - top
+    panel = lax.dynamic_slice(rest, (0, top, begin), (spread.columns, height, mine))
+    panel = spread.give(panel, width)
+    spare = (group[1] - 1 - group[0]) * tile
+    if spare:  # rows above the panel count as padding
+        panel = jnp.where(jnp.arange(height)[:, None] < above, 0, panel)
+        panel = jnp.roll(panel, -above, axis=0)
+    q, r = _panel.factor(panel, axes, devices, tile, spare)
+    y1, u, t, signs = _panel.reflectors(gather_rows(q[:tile], axes)[:width])
+    y = _put_in_tile(y1, solve_right(q, adjoint(u)), tile, axes)
+    y = jnp.roll(y, above, axis=0) if spare else y
+    tall = flat(spread.gather(y))
+    rest = _reflect(rest, tall, adjoint(t), top, begin + mine, spread)
+    return Eliminated(rest, rows_of_triangle(signs[:, None] * r, panels, axes), signs, y, t)
+
+
+def _collect(
+    rest: jax.Array,
+    blocks: list[jax.Array],
+    phase: jax.Array,
+    columns: int,
+    panels: Panels,
+    axes: Axes,
+) -> tuple[jax.Array, jax.Array]:
+    """`Factored.triangle` and `Factored.phases`."""
+    mine, tile, one = panels.mine(axes), panels.tile, jnp.ones(1, phase.dtype)
+    phase = jnp.take(jnp.concatenate([phase, one]), mine, mode="clip")
+    found = Spread(panels.grid, axes).give(rest[:, : panels.steps * tile], columns)
     for s, block in enumerate(blocks):
         found = put(found, block, s * tile, panels.columns(s)[0])
     height = found.shape[0]
     # Left of the diagonal blocks, and in rows beyond the last, is what is left of the matrix.
     left = np.arange(columns) < np.arange(height)[:, None] // tile * panels.width
     found = jnp.where((mine[:height, None] < panels.count) & ~left, found, 0)
-    return Factored(phase[:height, None].conj() * found, tuple(ys), tuple(ts), phase)
+    return phase[:height, None].conj() * found, phase
 
 
 def _reflect(
-    b: jax.Array, tall: jax.Array, t: jax.Array, top: int, first: int, spread: Spread
+    b: jax.Array, tall: jax.Array, t: jax.Array, top: int, first: int | jax.Array, spread: Spread
 ) -> jax.Array:
     """``b - y t y^H b`` in the rows from ``top`` and the columns from ``first`` on.
 
@@ -150,8 +235,12 @@ def _reflect(
     at a time is changed in place, so that no second matrix is held.
     """
     devices, rows, end = b.shape
-    parts = max(1, min(MAX_PARTS, (end - first) // MIN_PART))
-    width = -(-(end - first) // parts)
+    if isinstance(first, int):
+        parts = max(1, min(MAX_PARTS, (end - first) // MIN_PART))
+        width = -(-(end - first) // parts)
+    else:  # the sizes of arrays do not depend on it
+        width = -(-end // max(1, min(2 * MAX_PARTS, end // MIN_PART)))
+        parts = -(-(end - first) // width)
     if not width:
         return b
 

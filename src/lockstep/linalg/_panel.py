@@ -35,18 +35,21 @@ CLOSE = 0.1
 Cholesky QR gives columns that are orthonormal to rounding."""
 
 
-def factor(rows: jax.Array, axes: Axes, devices: int, tile: int) -> tuple[jax.Array, jax.Array]:
+def factor(
+    rows: jax.Array, axes: Axes, devices: int, tile: int, spare: int = 0
+) -> tuple[jax.Array, jax.Array]:
     """The local rows (r, w) of ``q``, and ``r`` (w, w) on every device, of the panel ``rows``.
 
     The diagonal of ``r`` is not negative, so that both are unique if the panel has full rank.
 
     Together the devices have at least w rows, the first w of which, in the order of elimination,
-    are no padding. The padding, rows of zeros, is at the end of that order.
+    are no padding. The padding, rows of zeros, is at the end of that order. Of a device's rows the
+    last ``spare`` may be padding beside the fewer than ``tile`` that any layout has.
     """
     q, r, fine = _cholesky_twice(rows, axes)
 
     def again() -> tuple[jax.Array, jax.Array]:
-        return _tsqr(rows, axes, devices, tile)
+        return _tsqr(rows, axes, devices, tile, spare)
 
     return lax.cond(fine, lambda: (q, r), again)
 
@@ -69,11 +72,13 @@ def _cholesky_twice(rows: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array, 
     return q, jnp.triu(r), bad == 0
 
 
-def _tsqr(rows: jax.Array, axes: Axes, devices: int, tile: int) -> tuple[jax.Array, jax.Array]:
+def _tsqr(
+    rows: jax.Array, axes: Axes, devices: int, tile: int, spare: int
+) -> tuple[jax.Array, jax.Array]:
     count, width = rows.shape
     # A device with few rows sends them as they are. Otherwise its first `width` rows must be real,
     # and fewer than `tile` of all can be padding.
-    reduces = count >= width + tile
+    reduces = count >= width + tile + spare
     own, mine = jnp.linalg.qr(rows) if reduces else (None, rows)
     stack = lax.all_gather(mine, axes)
     height, in_tiles = mine.shape[0], not reduces and count % tile == 0

@@ -141,8 +141,10 @@ def _factor(a: jax.Array, plan: Plan, reflectors: bool = True) -> tuple[Factored
 
     def body(shard: jax.Array) -> tuple[Factored | None, jax.Array]:
         rows = tall.take_adjoint(shard, plan.placed) if plan.is_wide else tall.take(shard)
+        if not reflectors:
+            return None, _householder.triangle(rows, tall.panels, tall.axes)
         factored = _householder.factor(rows, tall.panels, tall.axes)
-        return factored if reflectors else None, factored.triangle
+        return factored, factored.triangle
 
     specs = tall.factored_specs() if reflectors else None
     return tall.map(body, plan.placed.spec, (specs, P(tall.axes)))(a)
