@@ -42,6 +42,8 @@ MATRICES = {
     "wilkinson": np.diag(np.abs(PLACE - N / 2)) + np.eye(N, k=1) + np.eye(N, k=-1),
     "huge": 1e150 * hermitian(N, np.float64),
     "tiny": 1e-150 * hermitian(N, np.float64),
+    "near the largest numbers": 5e307 * with_spectrum(np.linspace(-1, 1, N), np.float64),
+    "near the smallest numbers": 1e-302 * with_spectrum(np.linspace(-1, 1, N), np.float64),
 }
 
 

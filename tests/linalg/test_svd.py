@@ -14,7 +14,7 @@ import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
 from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put
-from linalg.test_qr import MATRICES, N
+from linalg.test_qr import MATRICES, N, of_condition
 from lockstep.linalg import _arguments, _cost_model, _singular
 from lockstep.linalg._singular import Plan
 
@@ -34,15 +34,22 @@ def assert_decomposed(a: np.ndarray, u: Any, s: Any, vh: Any, factor: float = 10
         assert np.abs(gram - np.eye(len(rows))).max(initial=0) <= limit
 
 
+HARD = {
+    **MATRICES,
+    "its norm overflows": 5e307 * np.linalg.qr(full((N, N), np.float64))[0],
+    "near the smallest numbers": 1e-300 * of_condition(1e4),
+}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("name", list(MATRICES))
+@pytest.mark.parametrize("name", list(HARD))
 def test_accuracy_of_the_distributed_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both decompositions, also of singular matrices; they share most of their programs.
 
     ``make test`` has matrices of one shape.
     """
     monkeypatch.setattr(_cost_model, "qr_tile", lambda columns, devices: N // 4)  # two panels
-    a = MATRICES[name]
+    a = HARD[name]
     sharded = put(a, mesh((2,)), P("x"))
     found = la.svd(sharded, False, method="distributed")
     u, h = la.polar(sharded, method="distributed")
@@ -242,7 +249,7 @@ def test_svdvals_hold_four_matrices_and_the_operand() -> None:
     a, placed = _arguments.matrix("svdvals", put(np.eye(n), over, P("x")), None, None)
     plan = Plan.of(a.shape, placed, False, False, False, 64, "distributed")
     find = _singular._hermitian_factor_donating
-    memory = find.lower(a, a, plan).compile().memory_analysis()
+    memory = find.lower(a, a, jnp.ones(()), plan).compile().memory_analysis()
     share = n * n * 8 / 2
     assert memory is not None
     assert memory.alias_size_in_bytes >= share  # the triangle becomes the result

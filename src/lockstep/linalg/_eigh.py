@@ -22,6 +22,7 @@ from lockstep.linalg import (
     _grid_model,
     _hermitian,
     _redistribute,
+    _scaling,
     _tridiagonalize,
     _validation,
 )
@@ -325,12 +326,14 @@ def compute(a: jax.Array, problem: Problem) -> Any:
     chunked = _validation.platform(problem.placed) == "cpu"
 
     def distributed(shard: jax.Array) -> Any:
-        slots = plan.mirror(plan.take_matrix(shard), problem.lower)
+        slots = plan.mirror(plan.take_matrix(shard, padding=0), problem.lower)
+        scale = _scaling.factor(slots, axes)
+        slots = scale * slots
         reduced = _tridiagonalize.reduce(slots, layout, axes, problem.kernels, chunked)
         values, rows = _divide_and_conquer.eigh_tridiagonal(
             reduced.diagonal, reduced.off_diagonal, layout, axes, columns, problem.kernels
         )
-        values = values[problem.first : problem.end]
+        values = values[problem.first : problem.end] / scale
         if rows is None:
             return values
         rows = _back_transformation.apply(

@@ -103,13 +103,13 @@ class Plan:
             body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
-    def take_matrix(self, shard: jax.Array) -> jax.Array:
-        """A shard of the matrix to slots; the padding gets a diagonal of ones."""
+    def take_matrix(self, shard: jax.Array, padding: int = 1) -> jax.Array:
+        """A shard of the matrix to slots; ``padding`` is on the diagonal of the padding."""
         sharded, layout = self.placed.sharded, self.layout
         rows = _redistribute.rows_from_shard(shard, sharded, layout.n, layout)
         slots = _redistribute.columns_to_slots(rows, layout)
-        me, one = _redistribute.device_index(sharded), jnp.ones((), shard.dtype)
-        return _redistribute.set_padding(slots, layout, me, one)
+        me, value = _redistribute.device_index(sharded), jnp.asarray(padding, shard.dtype)
+        return _redistribute.set_padding(slots, layout, me, value)
 
     def give_matrix(self, slots: jax.Array) -> jax.Array:
         rows = _redistribute.columns_from_slots(slots, self.layout)

@@ -47,15 +47,17 @@ def times_adjoint(x: jax.Array, y: jax.Array, layout: RowMap, axes: Axes) -> jax
     return lax.fori_loop(0, layout.steps, step, found)
 
 
-def adjoint_times(x: jax.Array, y: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    """``x^H y``: the local rows (R, n), for local rows (r, P, R) of ``x`` and (r, n) of ``y``.
+def adjoint_times(
+    x: jax.Array, y: jax.Array, layout: RowMap, axes: Axes, scale: float | jax.Array = 1
+) -> jax.Array:
+    """``scale x^H y``: the local rows (R, n); ``x``, (r, P, R), and ``y``, (r, n), are local rows.
 
     ``layout`` is that of the columns of ``x``, which are the rows of the result.
     """
     tile = layout.tile
 
     def step(s: jax.Array, found: jax.Array) -> jax.Array:
-        some = lax.dynamic_slice_in_dim(x, s * tile, tile, axis=2)
+        some = scale * lax.dynamic_slice_in_dim(x, s * tile, tile, axis=2)
         part = gemm(adjoint(some.reshape(x.shape[0], -1)), y)
         rows = lax.psum_scatter(part, axes, scatter_dimension=0, tiled=True)
         return lax.dynamic_update_slice_in_dim(found, rows, s * tile, axis=0)

@@ -55,19 +55,27 @@ class Polar(NamedTuple):
     h: jax.Array
 
 
-def polar(rows: jax.Array, triangle: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> Polar:
-    """The polar decomposition of the square matrix with these local ``rows``, (R, n).
+def polar(
+    rows: jax.Array,
+    triangle: jax.Array,
+    scale: jax.Array,
+    layout: RowMap,
+    axes: Axes,
+    kernels: bool,
+) -> Polar:
+    """The polar decomposition of ``scale`` times the square matrix of these local ``rows``, (R, n).
 
-    ``triangle`` holds those of the triangle of its QR factorization, which is the matrix itself if
-    it is triangular. ``u`` is unitary to rounding, also where singular values are zero: then the
-    matrix that is iterated on has a random change, whose norm is about that of rounding.
+    ``triangle`` holds those of the triangle of its QR factorization, scaled already, which is the
+    matrix itself if it is triangular. ``u`` is unitary to rounding, also where singular values are
+    zero: then the matrix that is iterated on has a random change, whose norm is about that of
+    rounding.
     """
     me = lax.axis_index(axes)
-    slots = _redistribute.columns_to_slots(rows, layout)
-    scale = _bound(slots, axes)
+    slots = scale * _redistribute.columns_to_slots(rows, layout)
+    largest, norm = _bound(slots, axes)
 
     def scaled(slots: jax.Array) -> jax.Array:
-        x = slots / jnp.where(scale > 0, scale, 1)
+        x = slots / largest / norm
         return _redistribute.set_padding(x, layout, me, jnp.ones((), x.dtype))
 
     upper = scaled(_redistribute.columns_to_slots(triangle, layout))
@@ -82,8 +90,10 @@ def polar(rows: jax.Array, triangle: jax.Array, layout: RowMap, axes: Axes, kern
     smallest = 0.01 * eps / layout.padded
     least = jnp.where(singular, smallest, jnp.minimum(0.5 * least, 0.9))
     u = _iterate(start, least, layout, axes, kernels)
-    # From the rows as they were given, so that their slots are not held during the iteration.
-    h = _redistribute.columns_to_slots(_products.adjoint_times(u, rows, layout, axes), layout)
+    # From the rows as they were given, so that neither they, scaled, nor their slots are held
+    # during the iteration.
+    h = _products.adjoint_times(u, rows, layout, axes, scale)
+    h = _redistribute.columns_to_slots(h, layout)
     h = (h + _redistribute.adjoint(h, axes)) / 2
     return Polar(u, _redistribute.set_padding(h, layout, me, jnp.ones((), h.dtype)))
 
@@ -92,11 +102,15 @@ def _flat(slots: jax.Array) -> jax.Array:
     return slots.reshape(slots.shape[0], -1)
 
 
-def _bound(x: jax.Array, axes: Axes) -> jax.Array:
-    """An upper bound of the largest singular value: the Frobenius norm, without overflow."""
+def _bound(x: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
+    """Two factors of the Frobenius norm, an upper bound of the largest singular value.
+
+    Their product can overflow where no singular value does. For a matrix of zeros they are 1.
+    """
     largest = lax.pmax(jnp.abs(x).max(initial=0), axes)
-    safe = jnp.where(largest > 0, largest, 1)
-    return _same(largest * jnp.sqrt(lax.psum((jnp.abs(x / safe) ** 2).sum(), axes)), axes)
+    largest = jnp.where(largest > 0, largest, 1)
+    norm = jnp.sqrt(lax.psum((jnp.abs(x / largest) ** 2).sum(), axes))
+    return _same(largest, axes), _same(jnp.where(norm > 0, norm, 1), axes)
 
 
 def _same(value: jax.Array, axes: Axes) -> jax.Array:

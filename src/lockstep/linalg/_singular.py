@@ -29,6 +29,7 @@ from lockstep.linalg import (
     _qdwh,
     _qr,
     _redistribute,
+    _scaling,
     _validation,
 )
 from lockstep.linalg._householder import Factored
@@ -119,9 +120,10 @@ def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
         return (u,) * plan.u + (jnp.zeros(0, a.real.dtype),) + (vh,) * plan.vh
     if not plan.u and not plan.vh:
         return (_values(a, plan),)
-    factored, triangle = _factor(a, plan)
+    scale = _scale(a, plan)
+    factored, triangle = _factor(a, scale, plan)
     found = _of_triangle(triangle, plan)
-    return _finish(factored, found, plan)
+    return _finish(factored, found._replace(s=found.s / scale), plan)
 
 
 def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
@@ -129,25 +131,36 @@ def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
     if not n:
         u = _qr.unit(result(plan, (m, n)), (m, n), a.dtype)
         return u, _qr.unit(square, (n, n), a.dtype)
-    factored, triangle = _factor(a, plan)
+    scale = _scale(a, plan)
+    factored, triangle = _factor(a, scale, plan)
     u, h = _polar_of_triangle(triangle, plan)
-    return _unitary_factor(factored, u, plan), _square_matrix(h, plan)
+    return _unitary_factor(factored, u, plan), _square_matrix(h, plan, 1 / scale)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _scale(a: jax.Array, plan: Plan) -> jax.Array:
+    axes = plan.tall.axes
+    return plan.tall.map(lambda shard: _scaling.factor(shard, axes), plan.placed.spec, P())(a)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "reflectors"))
-def _factor(a: jax.Array, plan: Plan, reflectors: bool = True) -> tuple[Factored | None, jax.Array]:
-    """The QR factorization of the tall matrix, if wanted, and the local rows of its triangle."""
+def _factor(
+    a: jax.Array, scale: jax.Array, plan: Plan, reflectors: bool = True
+) -> tuple[Factored | None, jax.Array]:
+    """The QR factorization of ``scale`` times the tall matrix: itself, if wanted, and the local
+    rows of its triangle."""
     tall = plan.tall
 
-    def body(shard: jax.Array) -> tuple[Factored | None, jax.Array]:
+    def body(shard: jax.Array, scale: jax.Array) -> tuple[Factored | None, jax.Array]:
         rows = tall.take_adjoint(shard, plan.placed) if plan.is_wide else tall.take(shard)
+        rows = scale * rows
         if not reflectors:
             return None, _householder.triangle(rows, tall.panels, tall.axes)
         factored = _householder.factor(rows, tall.panels, tall.axes)
         return factored, factored.triangle
 
     specs = tall.factored_specs() if reflectors else None
-    return tall.map(body, plan.placed.spec, (specs, P(tall.axes)))(a)
+    return tall.map(body, (plan.placed.spec, P()), (specs, P(tall.axes)))(a, scale)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -159,7 +172,8 @@ def _polar_of_triangle(triangle: jax.Array, plan: Plan) -> tuple[jax.Array, jax.
         if plan.replicated:
             u, s, vh = _by_lapack(rows, plan)
             return _local(gemm(u, vh), plan), _local(gemm(adjoint(vh) * s, vh), plan)
-        u, h = _qdwh.polar(rows, rows, layout, tall.axes, plan.kernels)
+        one = jnp.ones((), rows.real.dtype)
+        u, h = _qdwh.polar(rows, rows, one, layout, tall.axes, plan.kernels)
         u, h = (_redistribute.columns_from_slots(x, layout) for x in (u, h))
         return u, h
 
@@ -181,33 +195,40 @@ def _problem(plan: Plan) -> _eigh.Problem:
 
 
 def _values(a: jax.Array, plan: Plan) -> jax.Array:
-    _, triangle = _factor(a, plan, False)
+    scale = _scale(a, plan)
+    _, triangle = _factor(a, scale, plan, False)
     if plan.replicated:
-        return _of_small_triangle(triangle, plan).s
+        return _of_small_triangle(triangle, plan).s / scale
     square = plan.square.spec == P(plan.tall.axes, None) and triangle.shape[0] == plan.tall.columns
     donating = square and not isinstance(a, Tracer)
-    h = (_hermitian_factor_donating if donating else _hermitian_factor)(a, triangle, plan)
+    h = (_hermitian_factor_donating if donating else _hermitian_factor)(a, triangle, scale, plan)
     del triangle
-    return jnp.sort(jnp.abs(_eigh.compute(h, _problem(plan))))[::-1]
+    return jnp.sort(jnp.abs(_eigh.compute(h, _problem(plan))))[::-1] / scale
 
 
-def _find_hermitian_factor(a: jax.Array, triangle: jax.Array, plan: Plan) -> jax.Array:
-    """The ``h`` of ``a = u h``. That of a square ``a`` is found from ``a`` itself, for which the
-    caller has memory anyway."""
+def _find_hermitian_factor(
+    a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan
+) -> jax.Array:
+    """The ``h`` of ``scale a = u h``; ``triangle`` is that of the scaled matrix.
+
+    That of a square ``a`` is found from ``a`` itself, for which the caller has memory anyway.
+    """
     tall, layout, placed = plan.tall, plan.tall.panels.triangle, plan.square
     m, n = plan.shape
 
-    def body(shard: jax.Array, triangle: jax.Array) -> jax.Array:
+    def body(shard: jax.Array, triangle: jax.Array, scale: jax.Array) -> jax.Array:
         rows = triangle
-        if m == n:
+        if m != n:
+            scale = jnp.ones_like(scale)
+        else:
             rows = tall.take(shard)
             if layout.padded > n or rows.shape != triangle.shape:
                 rows = _redistribute.rows_from_shard(shard, plan.placed.sharded, n, layout)
             # Otherwise rows in the layout of the panels do: h is the same for any order of rows.
-        _, h = _qdwh.polar(rows, triangle, layout, tall.axes, plan.kernels)
+        _, h = _qdwh.polar(rows, triangle, scale, layout, tall.axes, plan.kernels)
         return _qr.give(_redistribute.columns_from_slots(h, layout), layout, placed)
 
-    return tall.map(body, (plan.placed.spec, P(tall.axes)), placed.spec)(a, triangle)
+    return tall.map(body, (plan.placed.spec, P(tall.axes), P()), placed.spec)(a, triangle, scale)
 
 
 _hermitian_factor = jax.jit(_find_hermitian_factor, static_argnames="plan")
@@ -243,11 +264,12 @@ def _local(whole: jax.Array, plan: Plan) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="plan")
-def _square_matrix(rows: jax.Array, plan: Plan) -> jax.Array:
+def _square_matrix(rows: jax.Array, plan: Plan, factor: float | jax.Array = 1) -> jax.Array:
     layout, placed = plan.tall.panels.triangle, plan.square
-    return plan.tall.map(
+    found = plan.tall.map(
         lambda rows: _qr.give(rows, layout, placed), P(plan.tall.axes), placed.spec
     )(rows)
+    return found * factor
 
 
 @functools.partial(jax.jit, static_argnames="plan")
