@@ -122,10 +122,10 @@ def test_jaxmg_calls_as_they_are() -> None:
     assert_close(inverse, np.linalg.inv(a))
 
 
-@sample(("order", "devices"), [(1, 4), (7, 1), (40, 4)], 2)
-def test_not_positive_definite(order: int, devices: int) -> None:
+@sample(("order", "devices", "pivot"), [(1, 4, -1), (7, 1, -1), (40, 4, -1), (7, 4, np.inf)], 2, 3)
+def test_not_positive_definite(order: int, devices: int, pivot: float) -> None:
     a = positive(40, np.float64)
-    a[order - 1, order - 1] = -1
+    a[order - 1, order - 1] = pivot
     a[order:, order:] *= -1  # later minors fail too; the first counts
     sharded, b = put(a, mesh((devices,)), P("x")), np.ones(40)
     x, status = la.potrs(sharded, b, 3, return_status=True)

@@ -34,10 +34,12 @@ def factor(
 
     Lower and upper are meant in the order of elimination. Returns the factor and the status: 0, or
     the index (from 1, in that order) of the first leading minor that is not positive; the status is
-    0 unless ``with_status``. From the superstep of that minor on the factor is NaN.
+    0 unless ``with_status``. From the superstep of that minor on the factor is NaN; after an
+    infinite pivot it is NaN in its place only.
     """
     if layout.devices == 1:
-        return _factor_alone(a, with_status)
+        low, status = _factor_alone(a, with_status)
+        return refuse_infinite(low, axes), status
     tile, size = layout.tile, layout.devices * layout.tile
     status = jnp.int32(0)
     factor_panel = _factor_panel_by_kernel if kernels else _factor_panel
@@ -51,7 +53,14 @@ def factor(
         if with_status:
             status = update_status(status, block, l_block, s * size)
         a = factor_panel(a, rows, l_block, me, top=top)
-    return a, status
+    return refuse_infinite(a, axes), status
+
+
+def refuse_infinite(low: jax.Array, axes: Axes) -> jax.Array:
+    """``low`` with NaN for infinite pivots, after which LAPACK goes on: solutions are NaN then."""
+    local, me = jnp.arange(low.shape[0]), lax.axis_index(axes)
+    pivots = low[local, me, local]
+    return low.at[local, me, local].set(jnp.where(jnp.isinf(pivots.real), jnp.nan, pivots))
 
 
 def _block_to_factor(rows: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg import _cpu_kernels, _tiles
-from lockstep.linalg._cholesky import potrf_by_kernel, update_status
+from lockstep.linalg._cholesky import potrf_by_kernel, refuse_infinite, update_status
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._sweeps import solve_right_by_kernel
@@ -63,7 +63,7 @@ def factor(
             a = _tiles.put(a, below, end, 0, top)
             grown = _tiles.put(grown, to_grid(below, grid, axes), 0, end, grid.rows * top)
         a = _tiles.put(a, _in_slots(mine, layout), top, 0, top)
-    return a, status
+    return refuse_infinite(a, axes), status
 
 
 def _diagonal_block(rows: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:

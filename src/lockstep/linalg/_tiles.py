@@ -97,7 +97,8 @@ def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 def first_bad_pivot(a: jax.Array) -> jax.Array:
-    """How many leading columns of ``a`` factor: the index (from 0) of the first pivot <= 0.
+    """How many leading columns of ``a`` factor: the index (from 0) of the first pivot that is not
+    positive, or infinite.
 
     Only the lower triangle is read. Unblocked, for it runs on one tile of a matrix that failed.
     """
@@ -107,7 +108,7 @@ def first_bad_pivot(a: jax.Array) -> jax.Array:
     def eliminate(j: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a, bad = state
         pivot = a[j, j].real
-        bad = jnp.where((bad == n) & ~(pivot > 0), j, bad)
+        bad = jnp.where((bad == n) & ~((pivot > 0) & (pivot < jnp.inf)), j, bad)
         column = jnp.where(row > j, a[:, j], 0)
         return a - jnp.outer(column, column.conj()) / pivot, bad
 
