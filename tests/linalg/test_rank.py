@@ -89,6 +89,13 @@ def test_derivatives(rank: int, size: tuple[int, int]) -> None:
     np.testing.assert_allclose(np.sum(np.asarray(gradient) * da), tangent, rtol=1e-9)
 
 
+def test_numbers_that_are_not_finite_have_no_basis() -> None:
+    a = put(np.where(np.eye(4), np.nan, 0), mesh((2,)), P("x"))
+    for function in (la.orth, la.null_space):
+        with pytest.raises(np.linalg.LinAlgError, match="elements that are not finite"):
+            function(a)
+
+
 def test_the_shape_is_not_known_inside_jit() -> None:
     over = mesh((2,))
     for function in (la.orth, la.null_space):

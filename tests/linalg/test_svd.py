@@ -106,6 +106,9 @@ def test_no_elements(size: tuple[int, int]) -> None:
     a = put(np.zeros(size), mesh((2,)), P())
     for got, wanted in zip(la.svd(a), np.linalg.svd(np.zeros(size)), strict=True):
         assert_close(got, wanted)
+    rows = put(np.zeros((2 * size[0], size[1])), mesh((2,)), P("x"))
+    assert np.asarray(la.svd(rows, False)[0]).shape == (2 * size[0], 0)
+    assert np.asarray(la.pinv(rows)).shape == (size[1], 2 * size[0])
     assert la.polar(put(np.zeros((size[0], 0)), mesh((2,)), P()))[0].shape == (size[0], 0)
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
@@ -260,6 +261,9 @@ def unit(placed: Placed, shape: tuple[int, int], dtype: Any) -> jax.Array:
     if placed.inside:
         parts = [placed.sharded.size(axes) for axes in placed.dimensions]
         return jnp.zeros([n // part for n, part in zip(shape, parts, strict=True)], dtype)
+    if 0 in shape and isinstance(placed.mesh, Mesh):
+        # A compiled program returns whole shapes as the shards of an array without elements.
+        return jax.device_put(jnp.zeros(shape, dtype), placed.sharding)
     return _posdef.partitioned(lambda: jnp.eye(*shape, dtype=dtype), placed)()
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from lockstep.linalg import _arguments, _posdef, _singular, _svd
+from lockstep.linalg import _arguments, _posdef, _qr, _singular, _svd
 from lockstep.linalg._singular import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -127,6 +127,7 @@ def orth(
     Raises:
       ValueError: as `svd`; inside `jax.jit`, where the shape of the result is not known.
       TypeError: as `svd`.
+      numpy.linalg.LinAlgError: ``a`` has elements that are not finite.
     """
     a, placed = _arguments.matrix("orth", a, mesh, in_specs)
     u, s = _svd.decompose(a, Plan.of(a.shape, placed, True, False, False))
@@ -169,6 +170,8 @@ def _rank_outside_jit(function: str, s: jax.Array, cutoff: float) -> int:
             f"{function}: the shape of the result depends on the rank, which is not known inside a "
             "transformation such as jax.jit. Take lockstep.linalg.svd there."
         )
+    if not jnp.isfinite(s).all():
+        raise np.linalg.LinAlgError(f"{function}: the matrix has elements that are not finite.")
     return int(rank)
 
 
@@ -212,8 +215,10 @@ def _inverses(s: jax.Array, cutoff: float) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _pinv(a: jax.Array, plan: Plan, cutoff: float) -> jax.Array:
+    (m, n), k = plan.shape, min(plan.shape)
+    if not k:
+        return _qr.unit(_singular.result(plan, (n, m), True), (n, m), a.dtype)
     u, s, vh = _singular.decompose(a, plan)
-    (m, n), k = plan.shape, len(s)
     v = _posdef.adjoint(vh, _singular.result(plan, (n, k), True))
     uh = _posdef.adjoint(u, _singular.result(plan, (k, m), True))
     return _posdef.matmul(v * _inverses(s, cutoff), uh, _singular.result(plan, (n, m), True))
