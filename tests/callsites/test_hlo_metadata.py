@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
+from lockstep.callsites import hlo_metadata
 from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices, highway_hash
 from lockstep.callsites.hlo_metadata import Collective, CompiledProgram, Matcher, Programs, parse
@@ -206,3 +209,33 @@ def test_a_collective_of_more_than_five_arrays_is_read() -> None:
     [found] = parse(b"1", text).collectives
     assert (found.op, found.channel) == ("all-to-all", 1)
     assert found.shape == f"({', '.join(['f32[3,6]'] * 8)})"
+
+
+CALL = (
+    'HloModule jit_f\n\n  %a = f32[4] custom-call(%x), custom_call_target="TARGET", '
+    'api_version=API_VERSION_TYPED_FFI, frontend_attributes={num_batch_dims="0"}, '
+    'metadata={op_name="jit(f)/a"}, backend_config={CONFIG}\n'
+)
+
+
+def digest_of_call(target: str, config: str) -> str:
+    return hlo_metadata.digest(CALL.replace("TARGET", target).replace("CONFIG", config))[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "configs", "is_same"),
+    [
+        ("lapack_ssyevd_ffi", ("mode = 86 : ui8, uplo = 76 : ui8", "mode = 86 : ui8"), False),
+        ("lapack_ssyevd_ffi", ("uplo = 76 : ui8", "uplo = 85 : ui8"), False),
+        ("scale", ("by = 1.2345678901 : f64", "by = 1.2345678902 : f64"), False),
+        ("scale", ("p = 140213371122688 : ui64", "p = 140213371122912 : ui64"), True),
+        ("xla_ffi_python_cpu_callback", ("index = 0 : ui64", "index = 3 : ui64"), True),
+        ("__cublas$gemm", ('{"selected_algorithm":"1"}', '{"selected_algorithm":"2"}'), True),
+    ],
+)
+def test_what_a_call_is_configured_with(
+    target: str, configs: tuple[str, str], is_same: bool
+) -> None:
+    """All but addresses, numbers of Python functions, and what the compiler has chosen."""
+    one, two = (digest_of_call(target, config) for config in configs)
+    assert (one == two) is is_same

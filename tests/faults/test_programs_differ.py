@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,83 @@ def test_flags_of_one_process_are_no_error(
     assert result.status == 0, result
 
 
+TRIANGLE = """
+square = jax.make_array_from_callback(
+    (4, 4), NamedSharding(mesh, P()), lambda at: np.arange(16.0).reshape(4, 4)[at]
+)
+
+@jax.jit
+def step(x, a):
+    w, _ = jax.lax.linalg.eigh(a, lower=me == 1, symmetrize_input=False)  # HERE
+    return x.sum() + w.max()
+
+print(float(step(x, square)))
+"""
+
+
+@needs_numbers
+@pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
+def test_what_a_function_of_lapack_is_given_is_compared(collectives: str) -> None:
+    """XLA's text has it in the configuration of a call, where other libraries have addresses."""
+    options = ["--collectives", collectives, "--grace", "10"]
+    result = run_lockstep(options, HEAD + TRIANGLE, d=1, timeout=120, expect_status=1, forked=True)
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "process 1 runs another program than process 0" in headline, result
+    assert "uplo" in headline
+    assert "# HERE" in headline
+
+
+OPTION = """
+options = {"xla_cpu_enable_fast_math": True} if SOME else None
+step = jax.jit(lambda x: x.sum(), compiler_options=options)
+print(float(step(x)))
+"""
+SETTING = """
+if SOME:
+    jax.config.update("jax_disable_most_optimizations", True)
+print(float(jax.jit(lambda x: x.sum())(x)))
+"""
+
+
+@needs_numbers
+@pytest.mark.parametrize("collectives", ["lockstep", full("gloo")])
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (
+            OPTION,
+            "compiler_options is xla_cpu_enable_fast_math=True on process 1, not set on process 0",
+        ),
+        full(SETTING, "compiler_options is xla_backend_optimization_level=0 xla_llvm_disable_"),
+    ],
+    ids=["option", "setting"],
+)
+def test_options_of_the_compiler_are_compared(program: str, words: str, collectives: str) -> None:
+    """As flags, they are in no module and in no text of an executable."""
+    options = ["--collectives", collectives, "--grace", "10"]
+    planted = HEAD + program.replace("SOME", "me == 1")
+    result = run_lockstep(options, planted, d=1, timeout=120, expect_status=1, forked=True)
+    assert words in result.said_by_launcher.splitlines()[0], result
+    assert "compiler_options" in result.said_by_launcher.partition("Likely: ")[2], result
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_options_that_all_give_are_no_difference(collectives: str, tmp_path: Path) -> None:
+    """Also where one process compiles and the other one has the program in its cache."""
+    cached = f"""
+folder = f"{tmp_path}/{{os.environ['LOCKSTEP_PROCESS_ID']}}"
+jax.config.update("jax_compilation_cache_dir", folder)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+"""
+    given = HEAD + cached + OPTION.replace("SOME", "True")
+    options = ["--collectives", collectives]
+    for _ in range(2):
+        result = run_lockstep(options, given, d=1, timeout=120, forked=True)
+        assert [result.by_process[process][-1] for process in (0, 1)] == ["28.0"] * 2, result
+        shutil.rmtree(tmp_path / "1", ignore_errors=True)
+
+
 AGAIN = """
 def make():
     def step(x):
@@ -224,13 +302,30 @@ if file.exists():
 else:
     file.write_bytes(pickle.dumps(serialize_executable.serialize(step.lower(x).compile())))
 """
+SAVED_WITH_OPTIONS = """
+import pickle, sys
+from pathlib import Path
+from jax.experimental import serialize_executable
+
+asked = jax.process_index() == 1 and sys.argv[2] == "other"
+options = {"xla_cpu_enable_fast_math": True} if asked else None
+step = jax.jit(lambda x: x.sum(), compiler_options=options)
+file = Path(f"{sys.argv[1]}-{jax.process_index()}")
+if file.exists():
+    step = serialize_executable.deserialize_and_load(*pickle.loads(file.read_bytes()))
+    print(float(step(x)))
+else:
+    file.write_bytes(pickle.dumps(serialize_executable.serialize(step.lower(x).compile())))
+"""
 EXECUTABLES = full("lockstep"), full("gloo"), full("mpi")
 
 
-def save(collectives: str, folder: Path, which: str) -> tuple[list[str], list[str]]:
+def save(
+    collectives: str, folder: Path, which: str, program: str = SAVED
+) -> tuple[list[str], list[str]]:
     """Has a job save its executables; the options and arguments of a job that loads them."""
     options, given = ["--collectives", collectives, "--grace", "10"], [str(folder / "e"), which]
-    run_lockstep(options, HEAD + SAVED, d=1, timeout=120, program_args=given)
+    run_lockstep(options, HEAD + program, d=1, timeout=120, program_args=given)
     return options, given
 
 
@@ -246,6 +341,24 @@ def test_what_differs_in_executables_that_were_saved(collectives: str, tmp_path:
     # The file that the executable was traced from is that of the first run.
     line = (HEAD + SAVED).partition("# HERE")[0].count("\n") + 1
     said = f"a constant is 3 on process 1, 2 on process 0, program.py:{line}"
+    assert said in result.said_by_launcher, result
+
+
+@pytest.mark.parametrize("collectives", EXECUTABLES)
+def test_options_of_an_executable_that_was_saved_are_compared(
+    collectives: str, tmp_path: Path
+) -> None:
+    options, given = save(collectives, tmp_path, "other", SAVED_WITH_OPTIONS)
+    result = run_lockstep(
+        options,
+        HEAD + SAVED_WITH_OPTIONS,
+        d=1,
+        timeout=120,
+        program_args=given,
+        expect_status=None,
+    )
+    assert result.status not in (0, None), result
+    said = "compiler_options is xla_cpu_enable_fast_math=True on process 1, not set on process 0"
     assert said in result.said_by_launcher, result
 
 

@@ -75,11 +75,13 @@ from lockstep._jax_compat.programs import around_compilations as around_compilat
 from lockstep._jax_compat.programs import around_executions as around_executions
 from lockstep._jax_compat.programs import before_executions as before_executions
 from lockstep._jax_compat.programs import bytes_of_module as bytes_of_module
+from lockstep._jax_compat.programs import changed_options as changed_options
 from lockstep._jax_compat.programs import executes as executes
 from lockstep._jax_compat.programs import has_collectives as has_collectives
 from lockstep._jax_compat.programs import has_passes as has_passes
 from lockstep._jax_compat.programs import is_compiled_function as is_compiled_function
 from lockstep._jax_compat.programs import is_refused_type as is_refused_type
+from lockstep._jax_compat.programs import marked as marked
 from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass
 from lockstep._jax_compat.programs import text_of_executable as text_of_executable

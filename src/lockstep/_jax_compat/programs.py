@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -115,8 +116,11 @@ class _Watched:
         return getattr(self._handler, name)
 
 
-def around_compilations(around: Callable[[Any, Sequence[Any], Callable[[], Any]], Any]) -> None:
-    """Passes every compilation to ``around``: the module, its devices in order, and the work.
+def around_compilations(
+    around: Callable[[Any, Sequence[Any], Any, Callable[[], Any]], Any],
+) -> None:
+    """Passes every compilation to ``around``: the module, its devices in order, the options of the
+    compiler, and the work.
 
     ``around`` has to do the work and return what it returns. Programs that come from the persistent
     cache are passed too.
@@ -129,7 +133,8 @@ def around_compilations(around: Callable[[Any, Sequence[Any], Callable[[], Any]]
         def run() -> Any:
             return compile_or_get_cached(backend, module, devices, *args, **options)
 
-        return around(module, list(devices.flat), run)
+        given = args[0] if args else options.get("compile_options")
+        return around(module, list(devices.flat), given, run)
 
     compiler.compile_or_get_cached = compiling
 
@@ -142,6 +147,52 @@ def executes(code: CodeType) -> bool:
 def is_compiled_function(value: Any) -> bool:
     """Whether this is a function of ``jax.jit``, which jaxlib calls on its fast path."""
     return type(value).__name__ == "PjitFunction"
+
+
+_ATTRIBUTES = "mhlo.frontend_attributes"
+_OPTIMIZATIONS = (
+    "optimization_level",
+    "exec_time_optimization_effort",
+    "xla_backend_optimization_level",
+    "xla_llvm_disable_expensive_passes",
+    "xla_disable_hlo_passes",
+)
+"""What JAX's settings change in the options of the compiler, and what may change a number."""
+
+
+def changed_options(options: Any) -> list[str]:
+    """``["xla_cpu_enable_fast_math=True"]``: what a program asks of the compiler for itself."""
+    found = [f"{name}={value}" for name, value in options.env_option_overrides]
+    given, default = (one.executable_build_options for one in (options, type(options)()))
+    for name in _OPTIMIZATIONS:
+        value, usual = (
+            getattr(one if hasattr(one, name) else one.debug_options, name, None)
+            for one in (given, default)
+        )
+        if value != usual:
+            found.append(f"{name}={value}")
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def marked(module: Any, name: str, value: str) -> Iterator[None]:
+    """Makes an attribute a part of a module that is compiled in the block.
+
+    It is in the text and the fingerprint of the executable. The compiler does nothing with it.
+    """
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    attributes = module.operation.attributes
+    before = attributes[_ATTRIBUTES] if _ATTRIBUTES in attributes else None
+    with module.context:
+        own = {one.name: one.attr for one in before or ()} | {name: ir.StringAttr.get(value)}
+        attributes[_ATTRIBUTES] = ir.DictAttr.get(own)
+    try:
+        yield
+    finally:
+        if before is None:
+            del attributes[_ATTRIBUTES]
+        else:
+            attributes[_ATTRIBUTES] = before
 
 
 def bytes_of_module(module: Any) -> tuple[str, bytes, bytes]:

@@ -48,6 +48,16 @@ _ORIGINS = re.compile(
     r', metadata=\{(?:[^{}"]|"[^"]*")*\}'
     r"|, (?:backend_config|frontend_attributes)=\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 )
+_BACKEND_CONFIG = ", backend_config="
+_CHOSEN_OR_NUMBERED = re.compile(
+    r'custom_call_target="(?:__|[^"]*(?:callback|CustomSPMDPartitioning))'
+)
+"""Calls that the compiler configures on each host by itself, and those with a number of a Python
+function: their configuration is no part of the program."""
+_ADDRESS = re.compile(r"(?<![\w.+-])(?:0x[0-9a-fA-F]{8,}|\d{10,})(?![\w.])")
+OPTIONS = "lockstep.compiler_options"
+"""The attribute of a module that says what its program asked of the compiler."""
+_OPTIONS = re.compile(rf'\b{re.escape(OPTIONS)} ?= ?"([^"]*)"')
 _LEFT_OUT = "constant({...})"
 """The values of a large constant do not stand in the text."""
 _NUMBERS = 1 << 32
@@ -161,9 +171,15 @@ def name(text: str) -> str:
     return module[1] if module else "?"
 
 
+def compiler_options(text: str) -> str:
+    """What a module or an executable was compiled with, by its text; "": as usual."""
+    given = _OPTIONS.search(text)
+    return given[1] if given else ""
+
+
 def digest(text: str) -> tuple[str, bool]:
     """A digest of a compiled program without its origins, and whether it covers all constants."""
-    return _digest([name(text), *instructions(text)]), _LEFT_OUT not in text
+    return _digest([name(text), compiler_options(text), *instructions(text)]), _LEFT_OUT not in text
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
@@ -186,7 +202,13 @@ def instructions(text: str) -> Iterator[str]:
     """The lines of a compiled program, without where they come from."""
     for line in text.splitlines():
         if line.startswith(("%", "ENTRY", "  ", "}")):
-            yield _ORIGINS.sub("", line)
+            is_call = " custom-call(" in line and not _CHOSEN_OR_NUMBERED.search(line)
+            yield _ORIGINS.sub(_without_addresses if is_call else "", line)
+
+
+def _without_addresses(found: re.Match[str]) -> str:
+    """A call's configuration says what it computes (``uplo``), and may have an address in it."""
+    return _ADDRESS.sub("?", found[0]) if found[0].startswith(_BACKEND_CONFIG) else ""
 
 
 def _digest(lines: Iterable[str]) -> str:

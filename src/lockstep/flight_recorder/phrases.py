@@ -254,8 +254,9 @@ _WORDS = {
     "of a library",
     Pattern.OTHER_SHARDING: "a sharding made from process_index() or local data, or an array that "
     "one process placed in another way",
-    Pattern.OTHER_FLAGS: "XLA_FLAGS is set on some hosts only: set it alike for all processes "
-    "(lockstep run --env does)",
+    Pattern.OTHER_FLAGS: "XLA_FLAGS, an option of jax.jit(..., compiler_options=...) or a setting "
+    "of jax.config is set on some hosts only: set it alike for all processes (lockstep run --env "
+    "does)",
     Pattern.BARRIER: "a barrier under `if jax.process_index() == 0`, or under a condition on local "
     "data: call it on every process, at the same place between the collectives",
     Pattern.DEVICE_ORDER: "the processes have the same devices in another order, as in a mesh of a "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -21,7 +22,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from lockstep import _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep.callsites import frames, hlo_metadata
 from lockstep.flight_recorder.phrases import function
 from lockstep.flight_recorder.program_difference import Difference
@@ -145,9 +146,26 @@ def refuse(check: Callable[[Program, Collection[int]], None]) -> None:
     _known.check = check
 
 
-def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
+def _note(module: Any, devices: Sequence[Any], options: Any, run: Callable[[], Any]) -> Any:
     if len({device.process_index for device in devices}) < 2:
         return run()
+    with _with_options(module, options):
+        return _compiled(module, devices, run)
+
+
+def _with_options(module: Any, options: Any) -> contextlib.AbstractContextManager[None]:
+    """What a program asks of the compiler is in no module and in no text of an executable."""
+    if _config.current().check_programs != _config.OFF:
+        try:
+            if changed := _jax_compat.changed_options(options):
+                text = re.sub(r"[^\x20-\x7e]|[\"\\{}]", "?", " ".join(changed))
+                return _jax_compat.marked(module, hlo_metadata.OPTIONS, text)
+        except Exception as error:  # the program comes first
+            _jax_compat.report(HOOK, LOST, error)
+    return contextlib.nullcontext()
+
+
+def _compiled(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
     thread = threading.get_ident()
     try:
         program = _described(module, devices)

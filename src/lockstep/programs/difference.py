@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from lockstep._words import ranges
+from lockstep.callsites import hlo_metadata
 from lockstep.callsites.hlo_text import SourceLine
 from lockstep.flight_recorder import program_difference as found
 from lockstep.flight_recorder.program_difference import Difference, Side
@@ -74,6 +75,9 @@ def _first(one: Lowered, other: Lowered) -> _Found:
         return found.OTHER, "", (_origin(one), _origin(other)), _NOWHERE
     if not (one.text and other.text):
         return _UNSEEN
+    asked = [hlo_metadata.compiler_options(each.text) for each in (one, other)]
+    if asked[0] != asked[1]:
+        return found.FLAGS, "compiler_options", words.other_flags(asked[0], asked[1]), _NOWHERE
     if one.is_executable:
         return executable_text.first_difference(one.text, other.text) or _UNSEEN
     return _of_operations(operations(one.text), operations(other.text))
