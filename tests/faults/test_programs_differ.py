@@ -62,6 +62,18 @@ def step(x):
 
 print(float(step(x)))
 """
+LAYOUT = """
+from jax.experimental.layout import Format, Layout
+whole = NamedSharding(mesh, P())
+a = jax.make_array_from_callback((4, 8), whole, lambda _: np.ones((4, 8)))
+order = (1, 0) if me == 1 else (0, 1)
+step = jax.jit(lambda x, a: a + x.sum(), out_shardings=Format(Layout(order), a.sharding))
+print(float(step(x, a)[0, 0]))
+"""
+UNUSED = """
+step = jax.jit(lambda x, y: x.sum(), keep_unused=me == 1)
+print(float(step(x, x)))
+"""
 
 
 @needs_numbers
@@ -189,6 +201,25 @@ def test_what_a_function_of_lapack_is_given_is_compared(collectives: str) -> Non
     assert "process 1 runs another program than process 0" in headline, result
     assert "uplo" in headline
     assert "# HERE" in headline
+
+
+@needs_numbers
+@pytest.mark.parametrize("collectives", [full("lockstep"), full("gloo")])
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (LAYOUT, "the layout of result 1 is {0,1} on process 1, not given on process 0"),
+        (UNUSED, "argument y is used (f32[8]) on process 1, not used on process 0"),
+    ],
+    ids=["layout", "unused"],
+)
+def test_what_an_argument_or_a_result_is_given_is_named(
+    program: str, words: str, collectives: str
+) -> None:
+    """The calls of the two programs read alike."""
+    options = ["--collectives", collectives, "--grace", "10"]
+    result = run_lockstep(options, HEAD + program, d=1, timeout=120, expect_status=1, forked=True)
+    assert words in result.said_by_launcher.splitlines()[0], result
 
 
 OPTION = """

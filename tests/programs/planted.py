@@ -187,6 +187,75 @@ STATEMENTS = {
         "T = jax.grad(lambda a: jnp.sum(a * {}))(T)", "a", "jax.lax.stop_gradient(a)"
     ),
     "a checkpoint": constant("T = jax.checkpoint(lambda a: jnp.sin(a) * {})(T)", "2.5", "3.5"),
+    "a triangle": operation(
+        "T = T + jax.lax.linalg.eigh(T, lower={}, symmetrize_input=False)[0]", "True", "False"
+    ),
+    "a unit diagonal": operation(
+        "T = jax.lax.linalg.triangular_solve(T, U, left_side=True, unit_diagonal={})",
+        *("True", "False"),
+    ),
+    "an algorithm of a product": operation(
+        "T = jnp.matmul(T, U, precision={})", "None", "jax.lax.DotAlgorithmPreset.BF16_BF16_F32"
+    ),
+    "a value outside": constant(
+        "T = T.at[np.array([0, 9, 1, 2])].get(mode='fill', fill_value={})", "2.5", "3.5"
+    ),
+    "indices that are unique": operation(
+        "T = T.at[np.array([0, 2])].add(1.0, unique_indices={})", "True", "False"
+    ),
+    "a function of a platform": constant(
+        "T = jax.lax.platform_dependent(T, cpu=lambda a: a * {}, default=lambda a: a)",
+        *("2.5", "3.5"),
+    ),
+    "a backward rule": operation(
+        "T = T + jax.grad(lambda a: jnp.sum({}(a)))(T)", "clipped", "cut", words=""
+    ),
+    "a setting of random numbers": operation(
+        "with jax.threefry_partitionable({}): T = T + jax.random.bits(jax.random.key(0), T.shape)",
+        *("True", "False"),
+    ),
+    "a setting of products": operation(
+        "with jax.default_matmul_precision('{}'): T = T @ U", "highest", "default"
+    ),
+    "groups of a collective": operation(
+        "T = over(lambda a: jax.lax.psum(a, 'x', axis_index_groups={}))(T)", "[[0], [1]]", "None"
+    ),
+    "an axis of an exchange": operation(
+        "T = over(lambda a: jax.lax.all_to_all(a, 'x', {}, tiled=True).reshape(2, 2))(T)",
+        *("0, 1", "1, 0"),
+    ),
+    "a sharding inside of shard_map": Statement(
+        "T = in_part(lambda a: jax.lax.with_sharding_constraint(a * 2.0, P({})))(T)",
+        ("'y'", "None, 'y'"),
+        (SHARDING,),
+    ),
+    "a direction of a scan": Statement(
+        "T = jax.lax.scan(lambda c, x: (c * 0.5 + x.sum(), None), T, U, reverse={})[0]",
+        ("True", "False"),
+        (OPERATIONS, CONSTANT),
+    ),
+    "a kind of a transform": operation("T = T + jnp.fft.{}(U).real", "fft", "ifft"),
+    "an extreme": operation("T = T + jnp.{}(U, 0)", "argmax", "argmin"),
+    "a way to pad": operation("T = jnp.pad(T, 1, mode='{}')[:4, :4]", "reflect", "edge"),
+    "a way to round": operation(
+        "T = jax.lax.round(T, jax.lax.RoundingMethod.{})",
+        *("TO_NEAREST_EVEN", "AWAY_FROM_ZERO"),
+    ),
+    "a kind of integer": operation(
+        "T = jax.lax.bitcast_convert_type(T, '{}').astype('float32')", "int32", "uint32"
+    ),
+    "a stable sort": operation("T = jax.lax.sort(T, is_stable={})", "True", "False"),
+    "bits of a fraction": operation("T = jax.lax.reduce_precision(T, 8, {})", "7", "10"),
+    "the order of branches": Statement(
+        "T = jax.lax.switch(T.sum().astype(int), [{}], T)",
+        ("lambda a: a, lambda a: a * 2.0", "lambda a: a * 2.0, lambda a: a"),
+        (OPERATIONS,),
+    ),
+    "a row of equal numbers": constant(
+        "T = T + np.array([2.0, {}, 2.0, 2.0], 'float32')",
+        *("2.0", "3.0"),
+        words="{} in element 1",
+    ),
 }
 
 
@@ -195,6 +264,14 @@ ROWS_AND_COLUMNS = PartitionSpec("x", "y")
 
 def over(function: Callable[[Any], Any], spec: PartitionSpec = ROWS_AND_COLUMNS) -> Any:
     return jax.shard_map(function, mesh=MESH, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+def in_part(function: Callable[[Any], Any]) -> Any:
+    """Over axis x; the compiler shards over axis y."""
+    spec = PartitionSpec("x")
+    return jax.shard_map(
+        function, mesh=MESH, in_specs=spec, out_specs=spec, axis_names={"x"}, check_vma=False
+    )
 
 
 HEAD = """\
@@ -216,8 +293,18 @@ def clipped(a: Any) -> Any:
 
 
 clipped.defvjp(lambda a: (jnp.sin(a), a), lambda a, g: (jnp.clip(g * a, -1, 1),))
+
+
+@jax.custom_vjp
+def cut(a: Any) -> Any:
+    return jnp.sin(a)
+
+
+cut.defvjp(lambda a: (jnp.sin(a), a), lambda a, g: (jnp.where(a > 0, g, 0),))
 NAMES = {
     "clipped": clipped,
+    "cut": cut,
+    "in_part": in_part,
     "jax": jax,
     "jnp": jnp,
     "np": np,

@@ -169,3 +169,24 @@ def test_the_number_of_a_launch_wraps(programs: dict[bytes, list[Program]]) -> N
     for _ in range(4):
         of.end(of.begin(step), None)
     assert [sequence for sequence, _, _ in entries(of)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_what_a_callback_has_launched_on_another_thread_comes_after_it(
+    programs: Any, is_inside: bool
+) -> None:
+    """The launch that the callback is in may return after that of the thread."""
+    own = record()
+    other = function(own, b"other")
+    thread = threading.Thread(target=fast, args=(own, other))
+    begun = own.begin(Executable(b"step"))
+    if not is_inside:
+        own.end(begun, None)
+    thread.start()
+    thread.join()
+    if is_inside:
+        own.end(begun, None)
+    slow(own, b"step")
+    names = [own.programs()[run_id].name for _, run_id, _ in entries(own)]
+    assert names == ["jit_step", "jit_other", "jit_step"]
+    assert [(n, s) for n, _, s in entries(own)] == [(n, State.DONE) for n in range(3)]

@@ -182,17 +182,18 @@ def marked(module: Any, name: str, value: str) -> Iterator[None]:
     """
     ir: Any = importlib.import_module("jaxlib.mlir.ir")
     attributes = module.operation.attributes
-    before = attributes[_ATTRIBUTES] if _ATTRIBUTES in attributes else None
+    has_others = _ATTRIBUTES in attributes
+    before: Any = attributes[_ATTRIBUTES] if has_others else ()
     with module.context:
-        own = {one.name: one.attr for one in before or ()} | {name: ir.StringAttr.get(value)}
+        own = {one.name: one.attr for one in before} | {name: ir.StringAttr.get(value)}
         attributes[_ATTRIBUTES] = ir.DictAttr.get(own)
     try:
         yield
     finally:
-        if before is None:
-            del attributes[_ATTRIBUTES]
-        else:
+        if has_others:
             attributes[_ATTRIBUTES] = before
+        else:
+            del attributes[_ATTRIBUTES]
 
 
 def bytes_of_module(module: Any) -> tuple[str, bytes, bytes]:

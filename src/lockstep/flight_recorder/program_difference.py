@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ CONSTANT, MESH, FLAGS, OPERATIONS, SHARDING, ARGUMENTS, DTYPES, OTHER = KINDS = 
     "dtypes",
     "other",
 )
+
+_SHAPE = re.compile(r"\w+\[[\d,]*\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,13 @@ class Difference:
         few, many = self.sides
         is_minority = len(few.processes) < len(many.processes)
         return few.processes if is_minority else tuple(sorted(few.processes + many.processes))
+
+    @property
+    def is_of_shapes(self) -> bool:
+        """Whether an argument or a result has another shape or dtype."""
+        return self.kind == DTYPES or (
+            self.kind == ARGUMENTS and all(_SHAPE.fullmatch(side.what) for side in self.sides)
+        )
 
     @property
     def is_of_one_function(self) -> bool:

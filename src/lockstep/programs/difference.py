@@ -25,6 +25,7 @@ _RESULT_NAME = re.compile(r"jax\.result_info = \"(?:result)?([^\"]*)\"")
 _SHARDING = re.compile(r"sdy\.sharding = #sdy\.sharding<(?:[^<>])*>|mhlo\.sharding = \"[^\"]*\"")
 _CALLEE = re.compile(r"\bcall @([\w$.-]+)\(")
 _HEAD = re.compile(r"^func\.func [^@]*@([\w$.-]+)\(")
+_LAYOUT = re.compile(r"mhlo\.layout_mode = \"([^\"]*)\"")
 _DONATION = re.compile(r"jax\.buffer_donor = true|tf\.aliasing_output")
 
 
@@ -80,7 +81,12 @@ def _first(one: Lowered, other: Lowered) -> _Found:
         return found.FLAGS, "compiler_options", words.other_flags(asked[0], asked[1]), _NOWHERE
     if one.is_executable:
         return executable_text.first_difference(one.text, other.text) or _UNSEEN
-    return _of_operations(operations(one.text), operations(other.text))
+    return _of_operations(*(_written(each.text) for each in (one, other)))
+
+
+def _written(text: str) -> list[Operation]:
+    """Without the mesh of one device that JAX adds for a callback, which has no line."""
+    return [op for op in operations(text) if "sdy.mesh @maximal_mesh" not in op.text]
 
 
 def _origin(one: Lowered) -> str:
@@ -172,6 +178,8 @@ def _inserted(ours: Sequence[Operation], theirs: Sequence[Operation], at: int) -
                 continue
             start = at - _back(longer, shorter, at, more)
             shown = _most_telling(longer[start : start + more])
+            if shown.name.endswith("return"):  # of a branch: its operations differ
+                continue
             text = f"one more operation: {words.short_name(shown)}"
             if mine:
                 return found.OPERATIONS, "", (text, ""), (shown.place, SourceLine())
@@ -197,7 +205,7 @@ def _back(longer: Sequence[Operation], shorter: Sequence[Operation], at: int, mo
 
 def _most_telling(some: Sequence[Operation]) -> Operation:
     """Constants and shardings only come with an operation of the user's."""
-    plain = ("constant", "broadcast_in_dim", "sharding_constraint", "convert")
+    plain = ("constant", "broadcast_in_dim", "sharding_constraint", "convert", "return")
     return next((op for op in some if words.short_name(op) not in plain), some[0])
 
 
@@ -269,6 +277,9 @@ def _of_one(
     one, other = (words.sharding("".join(_SHARDING.findall(text))) for text in given)
     if one != other:
         return found.SHARDING, f"the sharding of {name}", (one, other)
+    layouts = [(mode[1] if (mode := _LAYOUT.search(text)) else "not given") for text in given]
+    if layouts[0] != layouts[1]:
+        return found.ARGUMENTS, f"the layout of {name}", (layouts[0], layouts[1])
     donated = ["donated" if _DONATION.search(text) else "not donated" for text in given]
     if donated[0] != donated[1]:
         return found.ARGUMENTS, name, (donated[0], donated[1])

@@ -75,6 +75,8 @@ class Record:
         """A launch that is believed to be in JAX now, which is recorded already."""
         self._is_inside = False
         """Whether the main thread is between `begin` and `end`."""
+        self._is_settled = False
+        """Whether what it is in is written as launched: another thread has launched since."""
         self._has_failed = False
         self._is_marked = False
         """Whether the last launch is said to be in flight."""
@@ -105,10 +107,13 @@ class Record:
         if launched is None:
             return
         with self._lock:
+            is_written = False
             if threading.get_ident() == self._main:
-                self._is_inside = False
+                is_written, self._is_inside = self._is_settled, False
+                self._is_settled = False
             if error is None:
-                self._add(launched)
+                if not is_written:
+                    self._add(launched)
             elif _jax_compat.is_of_collective(str(error)):
                 self.failed()
             elif self._guess is launched:
@@ -201,7 +206,7 @@ class Record:
         try:
             self._acquire()  # it takes half of the time of `with`
             if self._guess is not None:
-                self._take_back()
+                self._make_room()
             elif self._is_marked:
                 self._mark(State.DONE)
             # Python runs a signal handler at a call only: these numbers are taken without one.
@@ -219,6 +224,14 @@ class Record:
                 self._release()
             raise
         self._release()
+
+    def _make_room(self) -> None:
+        """For the launch of this thread: a callback of the main thread's may have woken it."""
+        if self._is_inside and _thread() != self._main:
+            self._mark(State.DONE)
+            self._guess, self._is_settled = None, True
+        else:
+            self._take_back()
 
     def _take_back(self) -> None:
         """What was believed to be launched has been launched, or something else has."""

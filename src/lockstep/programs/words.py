@@ -67,6 +67,8 @@ def of_values(mine: Operation, theirs: Operation) -> tuple[str, str]:
     ours, others = (constants.elements(op.value, op.type) for op in (mine, theirs))
     if max(len(ours), len(others)) == 1:
         return ours[0][:_SHOWN], others[0][:_SHOWN]
+    # MLIR writes one element where all are equal.
+    ours, others = (len(b) * a if len(a) == 1 else a for a, b in ((ours, others), (others, ours)))
     at = next((i for i, (a, b) in enumerate(zip(ours, others, strict=False)) if a != b), None)
     if at is None or len(ours) != len(others):
         kind = shape(mine.type)
@@ -118,8 +120,14 @@ def only_differing(ours: str, theirs: str) -> tuple[str, str]:
     """The words in which two texts differ, and the name of what they give."""
     a, b = _words(ours), _words(theirs)
     first = next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(map(len, (a, b)))
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x.rstrip(",") != y.rstrip(",")),
+        min(map(len, (a, b))),
     )
+    named = [some[first + 1 : first + 2] == ["="] for some in (a, b)]
+    if named[0] != named[1]:  # `algorithm = <...>`, which one side has alone
+        given = _plain((a if named[0] else b)[first : first + 5])[:_SHOWN]
+        no = f"no {given.partition(' ')[0]}"
+        return (given, no) if named[0] else (no, given)
     start = max(0, first - 2)
     if "=" in a[max(0, first - _FAR_NAME) : first]:  # `contracting_dims = [1] x [0]`
         start = first - 2 - a[:first][::-1].index("=")
@@ -145,7 +153,9 @@ def _words(text: str) -> list[str]:
 def _plain(words: list[str]) -> str:
     """``replica_groups = [[0, 2], [1, 3]]`` of ``= dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>,``."""
     text = " ".join(word for word in words if word != "%").removeprefix("= ")
-    return re.sub(r"dense<(.*)>|\b(?:stablehlo|sdy)\.", r"\1", text).rstrip(",")
+    text = re.sub(r"dense<(.*)>|\b(?:stablehlo|sdy)\.", r"\1", text).rstrip(",")
+    opened = text.count("{") - text.count("}")  # attributes are cut in the middle
+    return text.removeprefix("{") if opened > 0 else text.removesuffix("}" * -opened)
 
 
 def other_flags(ours: str, theirs: str) -> tuple[str, str]:

@@ -28,7 +28,6 @@ from typing import Any
 from lockstep import _config, _jax_compat
 from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, Exit
 from lockstep.engine import bindings
-from lockstep.flight_recorder import program_difference
 from lockstep.flight_recorder.diagnose import Diagnosis
 from lockstep.job import current_job
 from lockstep.job.kv_store import Store
@@ -242,8 +241,7 @@ class Watchdog(threading.Thread):
                 print(f"lockstep: warning: {what}.", file=sys.stderr, flush=True)
             return True
         # Another function, and arguments of another shape, are told by the calls themselves.
-        by_calls = (program_difference.ARGUMENTS, program_difference.DTYPES)
-        if found and found.kind not in by_calls and found.is_of_one_function:
+        if found and not found.is_of_shapes and found.is_of_one_function:
             self._records.note_difference(found)
         return False
 
