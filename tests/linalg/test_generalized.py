@@ -63,6 +63,14 @@ def test_shardings_and_sizes(shape: tuple[int, ...], spec: P, n: int) -> None:
     assert values.sharding.is_fully_replicated
 
 
+@sample(("shape", "spec"), [((1,), P("x")), ((1, 2), P("x", "y")), ((2, 1), P("x", "y"))], 0)
+def test_axes_of_size_1(shape: tuple[int, ...], spec: P) -> None:
+    """The arrays on the way have shardings without such an axis, and `a` has one with it."""
+    a, b, over = hermitian(12, np.float64), positive(12, np.float64, 1), mesh(shape)
+    values, vectors = la.eigh(put(a, over, spec), put(b, over, spec))
+    assert_solved(a, b, values, vectors)
+
+
 def test_one_triangle_and_a_subset() -> None:
     n, over = 40, mesh((4,))
     a, b = hermitian(n, np.float64), positive(n, np.float64, 1)

@@ -35,6 +35,11 @@ class Placed:
     def spec(self) -> P:
         return P(*(axes or None for axes in self.dimensions))
 
+    def splits(self) -> tuple[Axes, ...]:
+        """``dimensions`` without axes of size 1, which JAX leaves out of what `jax.jit` returns."""
+        size = self.mesh.shape
+        return tuple(tuple(axis for axis in axes if size[axis] > 1) for axes in self.dimensions)
+
     @property
     def sharded(self) -> Sharded:
         rows = self.dimensions[0]
@@ -164,7 +169,7 @@ def place(
         placed = own or Placed(mesh, _default_dimensions(a, mesh))
     else:
         placed = Placed(mesh, dimensions(function, spec, a, mesh, name))
-        if own is not None and placed.dimensions != own.dimensions:
+        if own is not None and placed.splits() != own.splits():
             raise ValueError(
                 f"{function}: {name} is sharded as {own.spec}, but in_specs is {placed.spec}. "
                 "Leave in_specs= out, or change the sharding with jax.device_put first."
