@@ -126,7 +126,7 @@ def hosts() -> None:
     from lockstep.linalg import _cost_model
 
     rates = {"gemm": 1.0e12, "small": 60e9, "link": 10e9, "padding": 10e9}
-    host = _cost_model.Machine(gemm_half=128, latency=20e-6, **rates)
+    host = dataclasses.replace(_cost_model.CPU, gemm_half=128, latency=20e-6, **rates)
     print("One device a host: 1 Tflop/s in products, 60 Gflop/s in one tile, 20 us, 10 GB/s.")
     print(f"{'hosts':>6}{'n':>8}{'tile':>6}{'seconds':>9}{'efficiency':>12}{'strong n=65536':>16}")
     for count in (1, 2, 4, 8, 16, 32, 64):
