@@ -69,14 +69,17 @@ def steps(collectives: str, count: int, hosts: SshHosts | None) -> list[Step]:
         where = ["--ssh", hosts.ssh(), "--hosts", "b,c"] if hosts else ["-n", "2"]
         command = [*(hosts.enter("a") if hosts else []), sys.executable, "-P", "-m", "lockstep"]
         command += ["run", *where, "--collectives", collectives, str(folder / "program.py"), name]
-        with open(folder / "output", "wb") as output:
-            streams = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL}
-            with subprocess.Popen([*command, str(count)], **streams) as process:
-                try:
-                    waiting.wait_for([folder / "times"], process, folder)
-                except SystemExit:
-                    process.terminate()
-                    raise
+        with (
+            open(folder / "output", "wb") as output,
+            subprocess.Popen(
+                [*command, str(count)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            ) as process,
+        ):
+            try:
+                waiting.wait_for([folder / "times"], process, folder)
+            except SystemExit:
+                process.terminate()
+                raise
         lines = (folder / "times").read_text().splitlines()
         return [Step(*map(float, line.split())) for line in lines]
 

@@ -333,7 +333,7 @@ def _forget_unreachable_processes() -> None:
         for each in tcp_info.tcp_sockets():
             with contextlib.suppress(OSError):  # no longer connected
                 tcp_info.enable_keep_alive(each, SILENT_SECONDS)
-                # While the kernel has data to send it sends no keep-alives.
+                # While the kernel has data to send it sends no keep-alive probes.
                 milliseconds = round(1000 * SILENT_SECONDS)
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 

@@ -157,7 +157,7 @@ def triangle(rows: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
         state = rest, blocks, phase
         alone = group[1] == group[0] + 1
         rest, blocks, phase = step(group[0], state) if alone else lax.fori_loop(*group, step, state)
-    some = [block[:, : np.subtract(*panels.columns(s)[::-1])] for s, block in enumerate(blocks)]
+    some = [block[:, : min(width, panels.count - s * width)] for s, block in enumerate(blocks)]
     return _collect(rest, some, phase[: panels.count], rows.shape[1], panels, axes)[0]
 
 
