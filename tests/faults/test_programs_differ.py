@@ -319,35 +319,31 @@ def test_programs_are_compared_over_mpi(program: str, words: str) -> None:
     assert "# HERE" in result.said_by_launcher
 
 
-SAVED = """
+IMPORTS = """
 import pickle, sys
 from pathlib import Path
 from jax.experimental import serialize_executable
 
-scale = 3.0 if jax.process_index() == 1 and sys.argv[2] == "other" else 2.0
+is_other = jax.process_index() == 1 and sys.argv[2] == "other"
+"""
+LOADED_OR_MADE = """
+file = Path(f"{sys.argv[1]}-{jax.process_index()}")
+if file.exists():
+    step = serialize_executable.deserialize_and_load(*pickle.loads(file.read_bytes()))
+    print(float(step(x)))
+else:
+    file.write_bytes(pickle.dumps(serialize_executable.serialize(step.lower(x).compile())))
+"""
+STEP = """
+scale = 3.0 if is_other else 2.0
 step = jax.jit(lambda x: (x * scale).sum())  # HERE
-file = Path(f"{sys.argv[1]}-{jax.process_index()}")
-if file.exists():
-    step = serialize_executable.deserialize_and_load(*pickle.loads(file.read_bytes()))
-    print(float(step(x)))
-else:
-    file.write_bytes(pickle.dumps(serialize_executable.serialize(step.lower(x).compile())))
 """
-SAVED_WITH_OPTIONS = """
-import pickle, sys
-from pathlib import Path
-from jax.experimental import serialize_executable
-
-asked = jax.process_index() == 1 and sys.argv[2] == "other"
-options = {"xla_cpu_enable_fast_math": True} if asked else None
+STEP_WITH_OPTIONS = """
+options = {"xla_cpu_enable_fast_math": True} if is_other else None
 step = jax.jit(lambda x: x.sum(), compiler_options=options)
-file = Path(f"{sys.argv[1]}-{jax.process_index()}")
-if file.exists():
-    step = serialize_executable.deserialize_and_load(*pickle.loads(file.read_bytes()))
-    print(float(step(x)))
-else:
-    file.write_bytes(pickle.dumps(serialize_executable.serialize(step.lower(x).compile())))
 """
+SAVED = IMPORTS + STEP + LOADED_OR_MADE
+SAVED_WITH_OPTIONS = IMPORTS + STEP_WITH_OPTIONS + LOADED_OR_MADE
 EXECUTABLES = full("lockstep"), full("gloo"), full("mpi")
 
 
