@@ -371,6 +371,7 @@ def test_what_differs_in_executables_that_were_saved(collectives: str, tmp_path:
     assert said in result.said_by_launcher, result
 
 
+@needs_numbers
 @pytest.mark.parametrize("collectives", EXECUTABLES)
 def test_options_of_an_executable_that_was_saved_are_compared(
     collectives: str, tmp_path: Path
