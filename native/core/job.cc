@@ -16,8 +16,8 @@ namespace {
 // that never recovers from the first sleep: each side gives up just before the other one is awake.
 constexpr std::chrono::microseconds kSpin{200};
 
-// How long an error waits for the words of the watchdog, whose thread may get no processor on a busy
-// machine, or may wait 2 s for a key-value store that is out of reach.
+// How long an error waits for the words of the watchdog, whose thread may get no processor on a
+// busy machine, or may wait 2 s for a key-value store that is out of reach.
 constexpr std::chrono::milliseconds kRequestTimeout{5000};
 // After so many polls without a collective a program that has ended is believed to have none left.
 constexpr int kQuietPolls = 60;
