@@ -272,8 +272,7 @@ def register_pass(name: str, transform: Callable[[bytes], bytes | None]) -> None
 
     Since jax 0.11 this makes JAX's backends, so JAX must be distributed by then.
     """
-    name = next(filter(importlib.util.find_spec, _PASSES))
-    passes: Any = importlib.import_module(name)
+    passes: Any = importlib.import_module(next(filter(importlib.util.find_spec, _PASSES)))
 
     def blamed(module: bytes) -> bytes | None:
         with hooks.blaming():
