@@ -142,8 +142,7 @@ class RemoteHosts(threading.Thread):
         found: list[run_records.Process] = []
         clocks: dict[int, messages.Clock] = {}
         tried: set[int] = set()
-        # The engine gives little time where a program has ended, and how is known then.
-        for _ in range(1 if self.left else 2):
+        for _ in range(2):
             speakers = {host: self._speaker(peers, tried) for host, peers in waiting.items()}
             requested = {process: host for host, process in speakers.items() if process is not None}
             tried |= requested.keys()
