@@ -29,7 +29,7 @@ left = pathlib.Path(__file__).with_name("left")
 ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
 if attempt < int(sys.argv[1]):
     if jax.process_index() == 1:
-        child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         left.write_text(str(child.pid))
         # The other one ends before it, and is not the one to be named.
         threading.Thread(target=time.sleep, args=[1]).start()
@@ -108,7 +108,8 @@ def test_the_last_attempt_gives_status_and_records(tmp_path: Path) -> None:
     [run] = logs.glob("run_*")
     assert {path.name for path in run.glob("attempt_*")} >= {"attempt_1"}
     assert f"lockstep report {run}" in err
-    assert err.count("process 1 of 2 on") == 2, "the failure of each attempt"
+    first = r"^lockstep: process 1 of 2 on \S+ failed first: "
+    assert len(re.findall(first, err, re.MULTILINE)) == 3, "of each attempt, and in the end"
 
 
 @pytest.mark.full

@@ -122,8 +122,10 @@ def run(
     else:
         # The supervisor ends with this process, and reports when the other programs have ended.
         stays = after_sigterm + _REPORT_SECONDS if process == 0 else 0.0
-        if _ends_attempt(host_dir, ending, network, handled, line, program, stays):
-            process_tree.end_all(supervisor)  # the program may have left some running
+        again = _ends_attempt(host_dir, ending, network, handled, line, program, stays)
+        # The program may have left some running, which hold the launcher's pipes.
+        process_tree.end_all(supervisor)
+        if again:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return True
     leave(host_dir, log_dir, exit_code)
