@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -32,3 +33,7 @@ def project(folder: Path, tests: str, conftest: str = "") -> Path:
     (folder / "test_it.py").write_text(textwrap.dedent(tests))
     (folder / "pytest.ini").write_text("[pytest]\n")
     return folder
+
+
+def verdicts(text: str, file: str = "test_it") -> dict[str, str]:
+    return dict(re.findall(rf"^{file}\.py::(\S+) ([A-Z]+)", text, re.MULTILINE))
