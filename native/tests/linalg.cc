@@ -1,5 +1,6 @@
 // The kernels of `lockstep.linalg`, called as XLA calls them: from several threads at once, on
-// arguments that they share. What they compute is for `tests/linalg/test_kernels.py`.
+// arguments that they share. What they compute is for `tests/linalg/test_kernels.py`. One file,
+// since all kernels are called by the same threads on the same buffers.
 #include <algorithm>
 #include <array>
 #include <atomic>

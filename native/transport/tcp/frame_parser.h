@@ -15,7 +15,7 @@ namespace lockstep {
 
 class FrameParser {
  public:
-  // What the parser asks and reports: who greets, who may send, and what has come.
+  // Tells the parser who greets and who may send, and takes in what has come.
   class Owner {
    public:
     // The process that greets. Throws Error when the greeting is not accepted.

@@ -29,7 +29,8 @@ _LOST_PROCESS = re.compile(
     r"process (\d+) \([^)]*\) has ended, or its host cannot be reached|"
     r"on the host of process (\d+), was killed or cannot be reached"
 )
-"""What a process raises that has lost its connection to another one."""
+"""Matches the error of a process that has lost its connection to another one, whose number it
+gives."""
 
 LAST_WORDS = 20
 """Lines of stderr in the report."""

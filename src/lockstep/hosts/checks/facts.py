@@ -70,7 +70,7 @@ def _gpus(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Those of `PACKAGES`."""
+    """The version of each of `PACKAGES`, by the name that is used here."""
     return {name: _version(package) for name, package in PACKAGES.items()}
 
 

@@ -82,7 +82,7 @@ def listen(
         where[:2],
         family=family,
         backlog=backlog,
-        reuse_port=shared and port != 0,  # type: ignore[arg-type]
+        reuse_port=shared and port != 0,
     )
 
 
