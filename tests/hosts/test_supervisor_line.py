@@ -6,8 +6,11 @@ import socket
 import threading
 import time
 
+import pytest
+
+from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
-from lockstep.hosts import agent_messages
+from lockstep.hosts import agent_messages, lease
 from lockstep.hosts.agent_messages import Ended
 from lockstep.hosts.supervisor_line import SupervisorLine
 from lockstep.system.channel import Channel
@@ -59,4 +62,40 @@ def test_a_supervisor_that_is_gone_does_not_hold_its_agent() -> None:
     record = ErrorRecord(time.monotonic(), 1, "ValueError: no data", "x" * (1 << 18))
     line.ended(Exit.of(1), record, False, False)
     assert line.decision(TIMEOUT) is False
+    line.close()
+
+
+def test_an_agent_waits_for_its_start_as_long_as_signs_of_life_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may come much later than it, and the supervisor has not forgotten it meanwhile."""
+    monkeypatch.setattr(lease, "IDLE_SECONDS", 1.0)
+    ours, theirs = small_pair()
+    line = SupervisorLine(ours, 1)
+
+    def supervise() -> None:
+        channel = Channel.of(theirs)
+        for question in range(30):
+            channel.send("ping", t=question, heard=question - 1 if question else None)
+            time.sleep(0.1)
+        channel.send("start", attempt=2, coordinator="a:1", process_id=1, num_processes=2)
+        channel.next(TIMEOUT)
+        channel.close()
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    begun = line.wait_for_start()
+    line.close()
+    supervisor.join(TIMEOUT)
+    assert begun == (2, "a:1", 1, 2)
+
+
+def test_an_agent_ends_its_wait_where_no_signs_of_life_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease, "IDLE_SECONDS", 0.5)
+    ours, theirs = small_pair()
+    line = SupervisorLine(ours, 1)
+    with theirs, pytest.raises(LaunchError, match="process 1 was not started: it received nothing"):
+        line.wait_for_start()
     line.close()

@@ -10,7 +10,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -102,7 +102,7 @@ class SupervisorLine:
         self._channel.send("ready", **ready._asdict())
         while True:
             try:
-                message = self._next(self.left(runs=False))
+                message = self._next(lambda: self.left(runs=False))
             except TimeoutError:
                 raise self._not_started(self.over(runs=False)) from None
             if message and message.head.get("well"):
@@ -124,14 +124,14 @@ class SupervisorLine:
         own = platform.node() if self.process is None else f"process {self.process}"
         return LaunchError(f"{own} was not started: {why}")
 
-    def _next(self, seconds: float) -> Message | None:
+    def _next(self, left: Callable[[], float]) -> Message | None:
         """The next message that is no sign of life; those are answered.
 
-        Raises TimeoutError where none comes within ``seconds``.
+        ``left``: how many seconds it may still take, asked again after each sign of life, which
+        renews the lease. Raises TimeoutError where none comes in that time.
         """
-        end = time.monotonic() + seconds
         while True:
-            message = self._channel.next(max(0.0, end - time.monotonic()))
+            message = self._channel.next(left())
             if message is None:
                 return None
             self._lease.heard(lease.clock())
@@ -151,7 +151,7 @@ class SupervisorLine:
         """The signals that the program shall get, as far as they have arrived by now."""
         found: list[int] = []
         with contextlib.suppress(TimeoutError):
-            while message := self._next(0.0):
+            while message := self._next(lambda: 0.0):
                 if message.kind == "signal":
                     found.append(int(message.head["number"]))
             self.is_lost = True
@@ -176,7 +176,7 @@ class SupervisorLine:
         end = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             while True:
-                message = self._next(max(0.0, end - time.monotonic()))
+                message = self._next(lambda: max(0.0, end - time.monotonic()))
                 if message is None or message.kind == "over":
                     return False
                 if message.kind == "again":
