@@ -70,6 +70,7 @@ def test_a_host_that_comes_gets_the_number_of_a_lost_one(hosts: Joiners) -> None
     hosts.begin(*options)
     hosts.start(1, *options)
     assert hosts.runs(0) == {0: "n0", 1: "n1"}
+    hosts.said("waiting 2 s for more nodes: 2 of at most 3 are there (--nnodes 2:3)")
     hosts.said("starting on 2 of 3 nodes, without node 2")
     hosts.start(2, *options)
     assert hosts.number(2) == 2

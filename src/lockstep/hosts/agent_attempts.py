@@ -150,9 +150,16 @@ class AgentAttempts:
                 if self._has_enough and last_call == float("inf"):
                     last_call = now + JOIN_SECONDS
                     end = max(end, last_call + 1.0)
+                    self._tell_of_wait()
             self._agents.detach()
         if not self._has_enough:
             self._give_up()
+
+    def _tell_of_wait(self) -> None:
+        count, most = len(self._complete(self._agents.ready)), self._nodes.most
+        if count < most:
+            there = f"{count} of at most {most} are there (--nnodes {self._nodes})"
+            complain(f"waiting {JOIN_SECONDS:g} s for more nodes: {there}")
 
     @property
     def _has_enough(self) -> bool:
