@@ -2,15 +2,18 @@
 
     python training.py FOLDER
 
-Each step's collectives are compared with NumPy. It ends when FOLDER has a file ``end``.
+Each step's collectives are compared with NumPy, and so is every result of the random programs that
+run after each checkpoint. It ends when FOLDER has a file ``end``.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from engine.random_programs import worker
 from soak import known
 
 WRONG = 7
@@ -27,6 +31,8 @@ WRONG = 7
 LARGE = 1 << 16
 EVERY = 5
 """Steps between two checkpoints."""
+RANDOM = argparse.Namespace(in_flight=2, times=2, repeat=1, keep=None)
+"""How the random programs run: see `worker`."""
 
 
 def make_step(mesh: Mesh):
@@ -52,11 +58,20 @@ def check(step: int, what: str, found: np.ndarray, right: np.ndarray) -> None:
         os._exit(WRONG)
 
 
+def check_random(step: int, devices: list[Any]) -> None:
+    """Two programs that no step before has had."""
+    tally = worker.check(range(step, step + RANDOM.in_flight), devices, RANDOM)
+    if tally.wrong:
+        print(f"WRONG random programs after step {step}", flush=True)
+        os._exit(WRONG)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     attempt = os.environ["LOCKSTEP_ATTEMPT"]
     number = os.environ["LOCKSTEP_PROCESS_ID"]
     (folder / "at" / f"{attempt}-{number}").write_text(f"{os.uname().nodename} {os.getpid()}")
+    jax.config.update("jax_enable_x64", True)
     jax.distributed.initialize()
     me, count = jax.process_index(), jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("x",))
@@ -81,9 +96,11 @@ def main() -> None:
             check(step, what, each, right)
         check(step, "large psum", larges, large * count)
         state = known.advanced(state, totals[0])
-        if step % EVERY == 0 and me == 0:
-            np.save(folder / "saved" / "next.npy", [step + 1, *state])
-            os.replace(folder / "saved" / "next.npy", saved)
+        if step % EVERY == 0:
+            if me == 0:
+                np.save(folder / "saved" / "next.npy", [step + 1, *state])
+                os.replace(folder / "saved" / "next.npy", saved)
+            check_random(step, list(mesh.devices.flat))
         if ends.sum() == count:
             break
         step += 1
