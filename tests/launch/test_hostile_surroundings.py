@@ -104,6 +104,14 @@ ENDS = {
         "no port on 127.0.0.1 is available for the coordination service",
     ),
 }
+NETWORK_FS = f"{sys.executable} {Path(__file__).parent / 'network_fs.py'}"
+ON_NETWORK = (
+    "mkdir store tmp && "
+    "{{ setpriv --pdeathsig KILL {network_fs} $PWD/store $PWD/tmp {lacks} & }} && "
+    "timeout 30 sh -c 'until mountpoint -q tmp; do sleep 0.1; done' && "
+    "TMPDIR=$PWD/tmp {run}; status=$?; umount tmp; exit $status"
+)
+"""A temporary directory on a file system in user space."""
 NO_SHM = (
     "mkdir dev && for d in null zero full random urandom; do touch dev/$d && "
     "mount --bind /dev/$d dev/$d; done && mount --rbind dev /dev && test ! -e /dev/shm && "
@@ -115,9 +123,12 @@ pytestmark = needs(
 )
 
 
-def run(folder: Path, enter: list[str], command: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, enter: list[str], command: str, lacks: str = ""
+) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(PROGRAM)
-    command = command.format(run=LOCKSTEP, forbid=FORBID, no_shm=NO_SHM, **SYSCALLS)
+    words = {"run": LOCKSTEP, "forbid": FORBID, "network_fs": NETWORK_FS, "lacks": lacks}
+    command = command.format(no_shm=NO_SHM, **words, **SYSCALLS)
     return captured([*enter, command], env=clean_environ(), cwd=folder, timeout=90)
 
 
@@ -138,3 +149,34 @@ def test_a_job_that_cannot_work_ends_with_the_reason(name: str, tmp_path: Path) 
     assert reason in done.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("right-*"))
     assert not list(tmp_path.glob("tmp/lockstep-*"))
+
+
+def has_fuse() -> bool:
+    try:
+        import mfusepy as mfusepy
+    except (ImportError, OSError):  # OSError: libfuse is not installed
+        return False
+    return Path("/dev/fuse").exists()
+
+
+@pytest.mark.full
+@needs(has_fuse(), "needs mfusepy, libfuse3 and /dev/fuse")
+@pytest.mark.parametrize(
+    ("lacks", "reason"),
+    [
+        ("", ""),
+        ("locks sockets", ""),
+        ("fifos", "cannot make a FIFO in "),
+        ("links", "cannot make a hard link in "),
+    ],
+    ids=["all", "locks and sockets", "fifos", "links"],
+)
+def test_a_temporary_directory_of_a_network(lacks: str, reason: str, tmp_path: Path) -> None:
+    done = run(tmp_path, ["unshare", "--mount", "bash", "-c"], ON_NETWORK, lacks)
+    if reason:
+        assert done.returncode not in (0, 124), done
+        assert reason in done.stderr.splitlines()[-1]
+    else:
+        assert done.returncode == 0, done
+        assert [(tmp_path / f"right-{p}").read_text() for p in range(2)] == ["True", "True"]
+    assert not list(tmp_path.glob("store/lockstep-*"))
