@@ -164,6 +164,9 @@ def test_the_innermost_launcher_counts_and_the_doctor_says_why() -> None:
     pod = {"JOB_COMPLETIONS": "2", "JOB_COMPLETION_INDEX": "1"}
     assert detect(pod | several) == place(3, 4, None, None, "a:1", JAX)
     assert check_cluster(pod | several).found.endswith("the others: Kubernetes: 1 of 2")
+    # A pod of a TrainJob has the first variable of Kubernetes alone.
+    winner = "from a launcher for JAX, the innermost launcher; the others: Kubernetes, without the"
+    assert winner in check_cluster(TRAINJOB).found
     assert detect(JAXJOB | TORCHRUN | {"RANK": "2", "WORLD_SIZE": "3"}) == place(
         2, 3, 1, 2, "n001:29501", "torchrun"
     )
@@ -172,6 +175,9 @@ def test_the_innermost_launcher_counts_and_the_doctor_says_why() -> None:
 def test_the_doctor_says_what_does_not_count() -> None:
     said = check_cluster(TRAINJOB).found
     assert "JAX_DISTRIBUTED_BACKEND=gloo is not read (by JAX neither): --collectives" in said
+    address = {"JAX_COORDINATOR_ADDRESS": "10.99.0.6", "JAX_COORDINATOR_PORT": "29500"}
+    said = check_cluster(TORCHRUN | address).found
+    assert "3 of 4; JAX_COORDINATOR_ADDRESS names the coordinator, 10.99.0.6:29500" in said
     gpus = check_cluster(SKYPILOT | {"SKYPILOT_NUM_GPUS_PER_NODE": "8"}).found
     assert "SKYPILOT_NUM_GPUS_PER_NODE=8: the process of a node has all of them" in gpus
 
@@ -222,7 +228,7 @@ def assert_sums(program: str | Path, names: str) -> None:
 
 CASES = [
     (names, join)
-    for names in ("without port", "with port", "skypilot")
+    for names in ("without port", "with port", "skypilot", "jaxjob")
     for join in (BARE, "lockstep.initialize()")
 ]
 

@@ -59,7 +59,7 @@ RANK_VARIABLES = (
     "LSF_PM_TASKID",
     "PBS_TASKNUM",
     jax_variables.RANK,
-    "JOB_COMPLETION_INDEX",
+    kubernetes.RANK,
     skypilot.RANK,
 )
 """The variables that differ between two processes of one launcher."""
@@ -82,7 +82,7 @@ _KNOWN_BY = {
     "MPICH, Intel or Cray (PMI)": ("PMI_RANK", "PMI_FD", "PMIX_RANK", "PALS_RANKID"),
     "torchrun": ("TORCHELASTIC_RUN_ID",),
     "a launcher for JAX": (jax_variables.SIZE, jax_variables.RANK),
-    "Kubernetes": ("JOB_COMPLETION_INDEX",),
+    "Kubernetes": (kubernetes.RANK,),
     "SkyPilot": (skypilot.RANK,),
 }
 """The variables by which a launcher is known to be around, also without a rank."""
@@ -129,9 +129,12 @@ def explain_choice(environ: Environ, read: Read = _read) -> str:
         with contextlib.suppress(LaunchError):
             if place := find(environ, read):
                 places.append(place)
-    others = ", ".join(f"{each.found_by}: {each.rank} of {each.size}" for each in places[1:])
-    choice = f", from {places[0].found_by}, the innermost launcher; the others: {others}"
-    notes = jax_variables.note(environ) + skypilot.note(environ)
+    others = [f"{each.found_by}: {each.rank} of {each.size}" for each in places[1:]]
+    if kubernetes.RANK in environ and kubernetes.NAME not in {each.found_by for each in places}:
+        others.append(f"{kubernetes.NAME}, without the number of pods")
+    by = places[0].found_by
+    choice = f", from {by}, the innermost launcher; the others: {', '.join(others)}"
+    notes = jax_variables.note(environ, by) + skypilot.note(environ)
     return (choice if others else "") + notes
 
 

@@ -131,9 +131,10 @@ def check_agreement(environ: Environ, read: Read, other: RankInfo) -> None:
     )
 
 
-def note(environ: Environ) -> str:
-    """What `lockstep doctor` says of the library that a launcher names; "" where it names none."""
-    backend = environ.get(BACKEND)
-    if not backend:
-        return ""
-    return f"; {BACKEND}={backend} is not read (by JAX neither): --collectives chooses"
+def note(environ: Environ, launcher: str) -> str:
+    """What `lockstep doctor` says of other variables, where the place is that of ``launcher``."""
+    address = coordinator(environ) if launcher != NAME else None
+    said = f"; {ADDRESS} names the coordinator, {address}" if address else ""
+    if backend := environ.get(BACKEND):
+        said += f"; {BACKEND}={backend} is not read (by JAX neither): --collectives chooses"
+    return said

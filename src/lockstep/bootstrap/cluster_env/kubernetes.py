@@ -19,13 +19,14 @@ from lockstep.bootstrap.cluster_env import _place
 from lockstep.bootstrap.cluster_env._place import Environ, RankInfo, Read
 
 NAME = "Kubernetes"
+RANK = "JOB_COMPLETION_INDEX"
 HOSTS = "/etc/hosts"
 
 
 def find(environ: Environ, read: Read) -> RankInfo | None:
-    if not {"JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"} <= environ.keys():
+    if not {RANK, "JOB_COMPLETIONS"} <= environ.keys():
         return None
-    index = _place.whole(environ, "JOB_COMPLETION_INDEX", NAME)
+    index = _place.whole(environ, RANK, NAME)
     pods = _place.whole(environ, "JOB_COMPLETIONS", NAME)
     job = jobs = None
     if {"JOBSET_JOB_INDEX", "JOBSET_REPLICAS"} & environ.keys():
@@ -65,7 +66,7 @@ def _first_pod(environ: Environ, read: Read, in_jobset: bool) -> str | None:
 
 def missing(environ: Environ) -> str | None:
     """What a pod of an Indexed Job lacks; None where this is no such pod, or it lacks nothing."""
-    if "JOB_COMPLETION_INDEX" not in environ or "JOB_COMPLETIONS" in environ:
+    if RANK not in environ or "JOB_COMPLETIONS" in environ:
         return None
     return (
         "this is a pod of a Kubernetes Indexed Job (JOB_COMPLETION_INDEX is set), which does not "
