@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
@@ -65,6 +66,41 @@ def test_inside_a_shard_map(shape: tuple[int, ...], spec: P) -> None:
     }
     mapped = jax.shard_map(run, mesh=over, in_specs=(spec, P()), out_specs=out, check_vma=False)
     check(jax.jit(mapped)(put(a, over, spec), put(b, over, P())), a, b)
+
+
+def hermitian(a: jax.Array, b: jax.Array) -> Any:
+    logdet = la.potrs_shardmap_ctx(a, b, T_A=2, return_logdet=True)[2]
+    values = la.syevd_shardmap_ctx(a, T_A=2, return_eigenvectors=False)[1]
+    return la.potrs_shardmap_ctx(a, b, 2), la.syevd_shardmap_ctx(a, 2), logdet, values
+
+
+@sample("types", [AxisType.Auto, AxisType.Explicit], 1)
+def test_matrices_in_a_jit_as_netket_3_23_passes_them(types: AxisType) -> None:
+    """Without a mesh and specs: those are the ones of the context, or of the types."""
+    over = jax.make_mesh((2,), ("S",), axis_types=(types,))
+    square = full((N, N), np.float64)
+    a, b = square @ square.T + np.eye(N), full((N,), np.float64, 1)
+    with jax.set_mesh(over):
+        found = jax.jit(hermitian)(put(a, over, P("S", None)), put(b, over, P()))
+        (same_a, x, s1), (also_a, values, vectors, s2), logdet, alone = found
+        for same in (same_a, also_a):
+            assert_close(same, a)
+        assert vectors.sharding.spec == P("S", None)
+        u = np.asarray(vectors)
+    assert [s1.tolist(), s2.tolist()] == [[0], [0]]
+    assert_close(x, np.linalg.solve(a, b), 1000)
+    assert_close(logdet, np.linalg.slogdet(a)[1])
+    assert_close(alone, values)
+    assert_close((u * np.asarray(values)) @ u.T, a, 1000)
+
+
+def test_a_matrix_that_is_not_positive_definite_in_a_jit_has_its_status() -> None:
+    over = mesh((2,))
+    a = put(-np.eye(N), over, P("x", None))
+    solve = functools.partial(la.potrs_shardmap_ctx, mesh=over, matrix_specs=P("x", None))
+    _, x, status = jax.jit(solve)(a, put(np.ones(N), over, P()))
+    assert status.tolist() == [1]
+    assert np.isnan(np.asarray(x)).all()
 
 
 def test_errors() -> None:

@@ -221,7 +221,7 @@ def call(a_shape: tuple[int, ...], spec: P, check_vma: bool = False, **options: 
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (lambda: la.potrs_shardmap_ctx(EYE, EYE[0]), "not inside jax.shard_map. Call"),
+        (lambda: la.potri_shardmap_ctx(EYE), "not inside jax.shard_map. Call"),
         (lambda: call((8, 8), P("x"), check_vma=True), "needs jax.shard_map.*check_vma=False"),
         (lambda: call((8, 8), P("x")), r"a shard of shape \(4, 8\).*means a matrix of 16 x 8"),
         (lambda: call((8, 8), P(), in_specs=P()), "every device has the whole matrix"),

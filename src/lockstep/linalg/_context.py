@@ -25,7 +25,7 @@ from lockstep.linalg import (
 )
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._qr import QRPlan
-from lockstep.linalg._shards import check_square, place_beside, place_shard
+from lockstep.linalg._shards import check_square, is_inside, place_beside, place_shard
 from lockstep.linalg._singular import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -92,7 +92,7 @@ def lu_solve_shardmap_ctx(
       ValueError, TypeError: as `lu_solve`.
     """
     function, given = "lu_solve_shardmap_ctx", _spec(matrix_specs, in_specs)
-    if not _is_inside():
+    if not is_inside():
         x, status = _lu_factor.lu_solve(a, b, T_A, mesh, given, trans=trans, return_status=True)
         return a, x, status[None]
     _validation.check_trans(function, trans)
@@ -218,16 +218,12 @@ def _spec(matrix_specs: Specs, in_specs: Specs) -> Specs:
     return matrix_specs if in_specs is None else in_specs
 
 
-def _is_inside() -> bool:
-    return bool(jax.sharding.get_abstract_mesh().manual_axes)
-
-
 def _place(
     function: str, a: jax.Array, mesh: AnyMesh | None, given: Specs
 ) -> tuple[Placed, tuple[int, int]]:
     """The sharding of the whole matrix and its shape."""
     [spec] = _validation.specs(function, given, ("a",))
-    if _is_inside():
+    if is_inside():
         return place_shard(function, a, spec)
     a = _validation.matrix(function, a, mesh)
     m, n = a.shape

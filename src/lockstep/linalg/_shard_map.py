@@ -1,9 +1,12 @@
 """The solvers inside a `jax.shard_map` of the caller: each device passes its shard.
 
-Names and return values are those of jaxmg. The mesh is that of the `jax.shard_map`. Devices that
-differ in an axis which ``in_specs`` do not name belong to different groups, and each group solves a
-problem of its own. In this way a batch of matrices can be split over one axis of a mesh, and each
-matrix over another.
+`potrs_shardmap_ctx` and `syevd_shardmap_ctx` also take global arrays inside a `jax.jit` of the
+caller, as jaxmg 1.4 does it, and return what it returns there.
+
+In a `jax.shard_map` names and return values are those of earlier releases of jaxmg. The mesh is
+that of the `jax.shard_map`. Devices that differ in an axis which ``in_specs`` do not name belong to
+different groups, and each group solves a problem of its own. In this way a batch of matrices can be
+split over one axis of a mesh, and each matrix over another.
 
 `jax.shard_map` needs ``check_vma=False``: replicated results come from all-gathers, and JAX cannot
 infer that they are equal on all devices.
@@ -19,53 +22,63 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lockstep.linalg import _cpu_kernels, _eigh, _posdef, _validation
+from lockstep.linalg import _cpu_kernels, _eigh, _posdef, _solve, _validation
 from lockstep.linalg._posdef import Plan
-from lockstep.linalg._shards import place, place_beside
-from lockstep.linalg._validation import Placed, Specs
+from lockstep.linalg._shards import is_inside, place, place_beside
+from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 
 def potrs_shardmap_ctx(
     a: jax.Array,
     b: jax.Array,
     T_A: int | None = None,
-    pad: bool = True,
+    mesh: AnyMesh | None = None,
+    matrix_specs: Specs = None,
     *,
     in_specs: Specs = None,
+    pad: bool = True,
     lower: bool | None = None,
     return_logdet: bool = False,
     return_status: bool = True,
 ) -> Any:
-    """Solves ``a x = b`` inside `jax.shard_map`, for a Hermitian positive definite ``a``.
+    """Solves ``a x = b`` in a `jax.shard_map` or `jax.jit`; ``a`` is Hermitian positive definite.
 
-    The algorithm is that of `potrs`. All devices of the mesh axes in ``in_specs`` must call it.
+    The algorithm is that of `potrs`. All devices of the mesh axes in ``in_specs`` must call it. In
+    a `jax.jit`, on global arrays, it is `potrs` itself, and returns ``a`` first, as jaxmg 1.4 does.
 
     Args:
       a: this device's shard of an (n, n) matrix; float32, float64, complex64 or complex128.
       b: this device's shard of (n,) or (n, k), with the dtype of ``a``.
       T_A: the maximal number of rows of a tile; default: chosen by a cost model.
-      pad: jaxmg's argument, which is ignored, because any size works.
+      mesh: the mesh of the arrays in a `jax.jit`; in a `jax.shard_map` it is ignored.
+      matrix_specs: jaxmg's other name of ``in_specs``.
       in_specs: the PartitionSpec of ``a``, or one each for ``a`` and ``b``, as in the enclosing
         `jax.shard_map`. Default: the rows of ``a`` are split over all axes of the mesh in their
         order, and ``b`` is replicated or split by rows, as its shape shows.
+      pad: jaxmg's argument, which is ignored, because any size works.
       lower: read only the lower (True) or upper (False) triangle. None: ``a`` must be Hermitian,
         which is not checked here. One of two mirrored elements is read; which one depends on the
         sharding.
       return_logdet: also return the natural logarithm of the determinant, a real scalar.
       return_status: also return the status: 0, or the order of the first leading minor that is not
         positive definite; int32 of shape (1,). Without it a matrix that is split by rows is not
-        redistributed.
+        redistributed. In a `jax.jit` the status is always returned.
 
     Returns:
       x, split as ``b``; with ``return_logdet`` followed by the logarithm, with ``return_status``
       followed by the status. A single result is not in a tuple. x is NaN when ``a`` is not positive
-      definite.
+      definite. In a `jax.jit` ``a`` itself stands in front of them.
 
     Raises:
-      ValueError: not inside `jax.shard_map`, or shapes or specs that do not fit.
+      ValueError: shapes, a mesh or specs that do not fit.
       TypeError: an unsupported dtype, or different dtypes.
     """
-    a_spec, b_spec = _validation.specs("potrs_shardmap_ctx", in_specs, ("a", "b"))
+    given = matrix_specs if in_specs is None else in_specs
+    if not is_inside():
+        options = {"lower": lower, "return_logdet": return_logdet}
+        *found, status = _solve.potrs(a, b, T_A, mesh, given, return_status=True, **options)
+        return a, *found, status[None]
+    a_spec, b_spec = _validation.specs("potrs_shardmap_ctx", given, ("a", "b"))
     placed, n = place("potrs_shardmap_ctx", a, a_spec)
     b_placed = place_beside("potrs_shardmap_ctx", b, b_spec, placed, n, a.dtype)
     tile = _validation.tile_size("potrs_shardmap_ctx", T_A)
@@ -128,36 +141,46 @@ def potri_shardmap_ctx(
 def syevd_shardmap_ctx(
     a: jax.Array,
     T_A: int | None = None,
-    return_eigenvectors: bool = True,
-    pad: bool = True,
+    mesh: AnyMesh | None = None,
+    matrix_specs: Specs = None,
     *,
     in_specs: Specs = None,
+    return_eigenvectors: bool = True,
+    pad: bool = True,
     lower: bool = True,
 ) -> Any:
-    """Eigenvalues and eigenvectors of a Hermitian matrix, inside `jax.shard_map`.
+    """Eigenvalues and eigenvectors of a Hermitian matrix, in a `jax.shard_map` or a `jax.jit`.
 
-    The algorithm is that of `eigh`, always distributed. All devices of the mesh axes in
-    ``in_specs`` must call it. It cannot be differentiated; `syevd` and `eigh` can.
+    The algorithm is that of `eigh`, in a `jax.shard_map` always distributed. All devices of the
+    mesh axes in ``in_specs`` must call it, and it cannot be differentiated there. In a `jax.jit`,
+    on global arrays, it is `syevd` itself, and returns ``a`` first, as jaxmg 1.4 does.
 
     Args:
       a: this device's shard of an (n, n) matrix; float32, float64, complex64 or complex128.
       T_A: checked and otherwise ignored: the tile size follows from the size of the matrix.
-      return_eigenvectors: whether to return the eigenvectors.
-      pad: jaxmg's argument, which is ignored, because any size works.
+      mesh: the mesh of the array in a `jax.jit`; in a `jax.shard_map` it is ignored.
+      matrix_specs: jaxmg's other name of ``in_specs``.
       in_specs: the PartitionSpec of ``a``, as in the enclosing `jax.shard_map`. Default: the rows
         are split over all axes of the mesh in their order.
+      return_eigenvectors: whether to return the eigenvectors.
+      pad: jaxmg's argument, which is ignored, because any size works.
       lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
 
     Returns:
       (eigenvalues, eigenvectors, status), or (eigenvalues, status). The eigenvalues (n,) are
       ascending, real, and the same on every device; the eigenvectors are split as ``a``; the status
-      is 0, or 1 when an eigenvalue is not finite, int32 of shape (1,).
+      is 0, or 1 when an eigenvalue is not finite, int32 of shape (1,). In a `jax.jit` ``a`` itself
+      stands in front of them.
 
     Raises:
-      ValueError: not inside `jax.shard_map`, or a shape or specs that do not fit.
+      ValueError: a shape, a mesh or specs that do not fit.
       TypeError: an unsupported dtype.
     """
-    [spec] = _validation.specs("syevd_shardmap_ctx", in_specs, ("a",))
+    given = matrix_specs if in_specs is None else in_specs
+    if not is_inside():
+        *found, status = _eigh.syevd(a, T_A, mesh, given, return_eigenvectors, True, lower=lower)
+        return a, *found, status[None]
+    [spec] = _validation.specs("syevd_shardmap_ctx", given, ("a",))
     placed, n = place("syevd_shardmap_ctx", a, spec)
     _validation.tile_size("syevd_shardmap_ctx", T_A)
     values, vectors = jnp.zeros(0, a.real.dtype), a

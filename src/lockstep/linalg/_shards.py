@@ -12,6 +12,11 @@ from lockstep.linalg import _validation
 from lockstep.linalg._validation import Placed
 
 
+def is_inside() -> bool:
+    """Whether the caller is inside of a `jax.shard_map`."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     """The sharding of the square matrix of which ``a`` is a shard, and its size."""
     placed, shape = place_shard(function, a, spec)

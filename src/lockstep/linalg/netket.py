@@ -1,8 +1,8 @@
 """Solvers for NetKet's stochastic reconfiguration (SR) on sharded matrices.
 
 They have the names and arguments of two solvers of NetKet's that need jaxmg, and with it GPUs:
-``netket.optimizer.solver.cholesky_distributed`` and ``pinv_smooth_distributed`` (NetKet 3.22, and
-its pull request 2265). NetKet is not imported.
+``netket.optimizer.solver.cholesky_distributed`` and ``pinv_smooth_distributed`` (NetKet 3.22 and
+3.23). NetKet is not imported.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def cholesky_distributed(
       b: (n,), or a pytree with n elements.
       local_tile_size: the maximal number of rows of a tile; default: chosen by a cost model.
       x0: unused, as in NetKet.
-      process_grid: the grid of cuSOLVERMp in NetKet's pull request 2265. Ignored: here rows are
-        over all devices.
+      process_grid: the grid of cuSOLVERMp in NetKet 3.23. Ignored: here rows are over all devices.
 
     Returns:
       The pair (x, None); x as ``b``, and NaN if ``A`` is not positive definite.
