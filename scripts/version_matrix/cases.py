@@ -42,6 +42,21 @@ _NO_FLOAT16 = (
     "tests/hlo/test_float16_pass.py::test_where_the_pass_has_no_place_the_error_says_what_to_do"
 )
 
+_DIFFER = "tests/faults/test_programs_differ.py::test_{}"
+_ONE_PROGRAM = _DIFFER.format("what_differs_is_the_headline[2-constant]")
+_BARRIER = "tests/faults/test_at_barriers.py::test_both_lines_are_named[one_side-2-2]"
+_LAPACK = _DIFFER.format("what_a_function_of_lapack_is_given_is_compared[gloo]")
+_COMPILE_ONCE = (
+    "tests/programs/test_compile_once.py"
+    "::test_a_program_is_compiled_once_and_never_at_the_second_start[{}]"
+)
+_PLACE = "tests/bootstrap/test_jax_variables.py::test_{}-jax.distributed.initialize()]"
+_SPAWNED = (
+    "tests/bootstrap/test_children.py"
+    "::test_a_child_that_imports_the_main_file_again_cannot_join[spawn]"
+)
+_LIKE_STOCK = "tests/launch/test_like_stock.py::test_{}"
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "engine": (
         "tests/facts/test_jaxlib_facts.py::test_the_engine_has_every_name_that_jaxlib_resolves",
@@ -53,6 +68,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         _NO_FRAMES,
         _SOUND.format("2-2-options0"),
         _SOUND.format("4-1-options1"),
+        _COMPILE_ONCE.format("lockstep"),
+        _PLACE.format("the_worker_finds_them[without port"),
+        _PLACE.format("import_lockstep_finds_them[skypilot"),
+        _SPAWNED,
     ),
     "faults": (
         _FAULT.format("kill, 3x2"),
@@ -63,6 +82,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         _FAULT.format("permutation, 3x1"),
         _FAULT.format("crossing cliques, 2x2"),
         _LOOKALIKES,
+        _ONE_PROGRAM,
+        _BARRIER,
         _UNREAD.format("the_job_fails_and_names_the_line"),
         _UNREAD.format("a_program_that_has_caught_the_error_ends_as_it_likes"),
     ),
@@ -101,8 +122,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gloo": (
         "tests/launch/test_jax.py::test_every_way_to_begin[gloo-jax]",
         "tests/linalg/test_processes.py::test_two_processes[solve-gloo-1]",
+        _COMPILE_ONCE.format("gloo"),
+        _LAPACK,
+        _LIKE_STOCK.format("settings_signals_and_barriers_are_those_of_stock_jax"),
+        _LIKE_STOCK.format(
+            "a_program_says_what_it_says_on_stock_jax[barriers that fail-1-lockstep]"
+        ),
+        "tests/programs/test_gloo_faults.py"
+        "::test_a_large_one_is_told_once_over_gloo_where_it_can_be_wrong",
     ),
-    "MPI": ("tests/mpi/test_mpi.py::test_the_five_collectives[2]",),
+    "MPI": (
+        "tests/mpi/test_mpi.py::test_the_five_collectives[2]",
+        _DIFFER.format("programs_are_compared_over_mpi[constant]"),
+    ),
 }
 
 _CORNERS = {
@@ -122,7 +154,10 @@ _CORNERS = {
     *GROUPS["inspect, data"],
     *GROUPS["pool, pytest, notebook"],
     GROUPS["gloo"][0],
-    *GROUPS["MPI"],
+    GROUPS["MPI"][0],
+    _COMPILE_ONCE.format("lockstep"),
+    _ONE_PROGRAM,
+    _LIKE_STOCK.format("a_program_says_what_it_says_on_stock_jax[barriers that fail-1-lockstep]"),
 }
 """What a new jax breaks first, or an old one cannot do: the lane that runs with every change."""
 
@@ -135,6 +170,10 @@ _CRASH_XLA = {
 See docs/reference/versions.md."""
 
 
+_NUMBERED = (_LOOKALIKES, _ONE_PROGRAM, _BARRIER, _LAPACK)
+"""What needs the numbers of executions, which jaxlib has from 0.9 on."""
+
+
 def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
@@ -143,7 +182,7 @@ def cases(jax: str, corners: bool) -> dict[str, tuple[str, ...]]:
     """The cases of each group that have to pass with this jax."""
     without = set(_CRASH_XLA.get(jax, ()))
     if numbers(jax) < (0, 9):
-        without.add(_LOOKALIKES)
+        without.update(_NUMBERED)
     if numbers(jax) < (0, 10, 2):
         without.add(_FLOAT16)
 
