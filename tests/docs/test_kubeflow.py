@@ -1,7 +1,8 @@
-"""The manifests of docs/how-to/kubeflow.md: valid for Kubeflow Trainer and Kubernetes."""
+"""The manifests of docs/how-to/kubeflow.md: valid for Kubeflow and Kubernetes."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,36 @@ import pytest
 import yaml
 
 from docs.test_kubernetes import check_model, options_of, validate
+from page_environments import commands_of
+from processes import captured
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubeflow.md").read_text()
 JOB = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {}}
+READ = """
+import json, sys, types
+from kubeflow.training.api_client import ApiClient
+client = ApiClient()
+job = client.deserialize(types.SimpleNamespace(data=sys.argv[1]), "KubeflowOrgV1JAXJob")
+print(json.dumps(client.sanitize_for_serialization(job)))
+"""
+"""The operator's model checks types, and drops fields that it does not know."""
 
 
 def document(title: str) -> dict[str, Any]:
     found = re.search(rf'^```yaml title="{title}"\n(.*?)^```$', PAGE, re.M | re.S)
     assert found, f"docs/how-to/kubeflow.md has no {title}"
     return yaml.safe_load(found[1])
+
+
+def check_key(pod: dict[str, Any]) -> None:
+    """The only container of ``pod`` gets the key of the page's secret, in a file of its owner."""
+    [container], [volume] = pod["containers"], pod["volumes"]
+    [variable], [mount] = container["env"], container["volumeMounts"]
+    assert variable["name"] == "LOCKSTEP_KEY_FILE"
+    assert variable["value"] == f"{mount['mountPath']}/key"
+    assert mount["name"] == volume["name"]
+    assert volume["secret"]["defaultMode"] == 0o400
+    assert f"secret generic {volume['secret']['secretName']} --from-file=key=" in PAGE
 
 
 @pytest.mark.full
@@ -32,15 +54,9 @@ def test_the_runtime() -> None:
     job = {**JOB, **replicated["template"]}
     validate(job)
     pod = job["spec"]["template"]["spec"]
-    [container], [volume] = pod["containers"], pod["volumes"]
     # The Trainer sets the variables of the container with this name.
-    assert replicated["name"] == container["name"] == "node"
-    [variable], [mount] = container["env"], container["volumeMounts"]
-    assert variable["name"] == "LOCKSTEP_KEY_FILE"
-    assert variable["value"] == f"{mount['mountPath']}/key"
-    assert mount["name"] == volume["name"]
-    assert volume["secret"]["defaultMode"] == 0o400
-    assert f"secret generic {volume['secret']['secretName']} --from-file=key=" in PAGE
+    assert replicated["name"] == pod["containers"][0]["name"] == "node"
+    check_key(pod)
 
 
 def test_the_job() -> None:
@@ -63,3 +79,32 @@ def test_the_model_refuses_what_is_wrong(field: str) -> None:
     job["spec"]["trainer"][field] = job["spec"]["trainer"].pop("numNodes")
     with pytest.raises(AssertionError):
         check_model("TrainerV1alpha1TrainJob", job)
+
+
+def test_the_jaxjob() -> None:
+    worker = document("jaxjob.yaml")["spec"]["jaxReplicaSpecs"]["Worker"]
+    pod = worker["template"]["spec"]
+    validate({**JOB, "spec": {"template": {"spec": {**pod, "restartPolicy": "Never"}}}})
+    # The operator sets the variables of the container with this name.
+    assert pod["containers"][0]["name"] == "jax"
+    check_key(pod)
+    options_of(pod["containers"][0]["command"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)  # the first run installs the model
+def test_the_operator_reads_the_jaxjob() -> None:
+    version = re.search(r"`kubeflow-training` (\d[\d.]+\d)\)", PAGE)
+    assert version, "the page does not say which model"
+    python = commands_of(f"kubeflow-training=={version[1]}") / "python"
+
+    def read(job: dict[str, Any]) -> str:
+        done = captured([python, "-c", READ, json.dumps(job)], timeout=100)
+        return done.stdout + done.stderr
+
+    job = document("jaxjob.yaml")
+    assert json.loads(read(job)) == job
+    job["spec"]["jaxReplicaSpecs"]["Worker"]["replica"] = 4
+    assert json.loads(read(job)) != job
+    del job["spec"]["jaxReplicaSpecs"]
+    assert "jax_replica_specs" in read(job)
