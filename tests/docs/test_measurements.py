@@ -21,7 +21,7 @@ SECONDS = 240
 SMALLER = {
     "between_hosts.py": "--collectives all_reduce --sizes 1KiB --rounds 1",
     "check_replicas.py": "--rounds 1 --steps 3",
-    "compile_once.py": "--processes 2 --layers 1 --ways lockstep",
+    "compile_once.py": "--processes 2 --layers 1 --ways barrier lockstep",
     "faults.py": "--only shape --collectives lockstep",
     "long_run.py": "--share 0.001",
     "neighbours.py": "--steps 30 --repeats 1 --collectives gloo",
