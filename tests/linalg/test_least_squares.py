@@ -38,6 +38,14 @@ def test_solutions(shape: Any, specs: Any, size: tuple[int, int], dtype: Any) ->
         assert (x.dtype, int(status)) == (dtype, 0)
 
 
+@pytest.mark.parametrize("scale", [4e307, 1e-300])
+@pytest.mark.parametrize("size", [(24, 10), (10, 24)])
+def test_the_largest_and_smallest_numbers(size: tuple[int, int], scale: float) -> None:
+    a, b, over = full(size, np.float64), full(size[:1], np.float64, 2) / 100, mesh((2,))
+    x = la.least_squares(put(scale * a, over, P("x")), put(scale * b, over, P("x")), 3)
+    assert_close(x, np.linalg.lstsq(a, b)[0], 1000)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["random", "condition 1e8", "condition 1e15"])
 def test_the_residual_is_orthogonal(name: str) -> None:

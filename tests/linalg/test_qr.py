@@ -50,12 +50,15 @@ MATRICES = {
     "clusters": with_spectrum(np.r_[np.ones(N // 2), 2 + 1e-14 * PLACE[: N // 2]], np.float64),
     "huge": 1e150 * full((N, N), np.float64),
     "tiny": 1e-150 * full((N, N), np.float64),
+    "its norm overflows": 5e307 * np.linalg.qr(full((N, N), np.float64))[0],
+    "near the smallest numbers": 1e-300 * of_condition(1e4),
 }
 
 
 def assert_factored(a: np.ndarray, q: Any, r: Any, factor: float = 10) -> None:
     """``q r`` is ``a``, ``q`` orthonormal and ``r`` triangular, its diagonal not negative."""
-    q, r = np.asarray(q), np.asarray(r)
+    size = np.abs(a).max(initial=0) or 1
+    a, q, r = a / size, np.asarray(q), np.asarray(r) / size
     limit = factor * max(a.shape) ** 0.5 * eps(a.dtype)
     wide = np.result_type(a.dtype, np.float64)
     norm = np.abs(a).sum(0).max(initial=0)

@@ -14,7 +14,7 @@ import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
 from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put
-from linalg.test_qr import MATRICES, N, of_condition
+from linalg.test_qr import MATRICES, N
 from lockstep.linalg import _arguments, _cost_model, _singular
 from lockstep.linalg._singular import Plan
 
@@ -34,22 +34,15 @@ def assert_decomposed(a: np.ndarray, u: Any, s: Any, vh: Any, factor: float = 10
         assert np.abs(gram - np.eye(len(rows))).max(initial=0) <= limit
 
 
-HARD = {
-    **MATRICES,
-    "its norm overflows": 5e307 * np.linalg.qr(full((N, N), np.float64))[0],
-    "near the smallest numbers": 1e-300 * of_condition(1e4),
-}
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("name", list(HARD))
+@pytest.mark.parametrize("name", list(MATRICES))
 def test_accuracy_of_the_distributed_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both decompositions, also of singular matrices; they share most of their programs.
 
     ``make test`` has matrices of one shape.
     """
     monkeypatch.setattr(_cost_model, "qr_tile", lambda columns, devices: N // 4)  # two panels
-    a = HARD[name]
+    a = MATRICES[name]
     sharded = put(a, mesh((2,)), P("x"))
     found = la.svd(sharded, False, method="distributed")
     u, h = la.polar(sharded, method="distributed")
@@ -246,9 +239,10 @@ def test_the_derivative_of_the_condition_number() -> None:
     assert_gradient(ours, jnp.linalg.cond, (put(a, over, P("x")),), tangents)
 
 
-def test_svdvals_hold_four_matrices_and_the_operand() -> None:
-    """The iterate, the two blocks of ``q``, and a Gram matrix; its results are in their memory."""
-    n, over = 1024, mesh((2,))
+@pytest.mark.full
+def test_svdvals_hold_three_matrices_and_the_operand() -> None:
+    """The iterate, ``q1``, and ``q2`` with a Gram matrix; its results are in their memory."""
+    n, over = 2048, mesh((2,))
     a, placed = _arguments.matrix("svdvals", put(np.eye(n), over, P("x")), None, None)
     plan = Plan.of(a.shape, placed, False, False, False, 64, "distributed")
     find = _singular._hermitian_factor_donating
@@ -256,4 +250,4 @@ def test_svdvals_hold_four_matrices_and_the_operand() -> None:
     share = n * n * 8 / 2
     assert memory is not None
     assert memory.alias_size_in_bytes >= share  # the triangle becomes the result
-    assert memory.temp_size_in_bytes <= 4.2 * share, memory.temp_size_in_bytes / share
+    assert memory.temp_size_in_bytes <= 3.7 * share, memory.temp_size_in_bytes / share

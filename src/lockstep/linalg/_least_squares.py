@@ -29,6 +29,7 @@ from lockstep.linalg import (
     _posdef,
     _qr,
     _redistribute,
+    _scaling,
     _sweeps,
     _validation,
 )
@@ -137,11 +138,12 @@ def _zeros(placed: Placed, rows: int, b: jax.Array) -> jax.Array:
 
 
 class Factor(NamedTuple):
-    """A factored tall matrix, as global arrays whose rows are those of the devices."""
+    """``scale`` times a tall matrix, factored; global arrays whose rows are those of devices."""
 
     qr: Factored
     low: jax.Array
     """The adjoint of the triangle, in slots, as `lockstep.linalg._cholesky` takes it."""
+    scale: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +169,7 @@ class Plan:
 
     @property
     def specs(self) -> Factor:
-        return Factor(self.tall.factored_specs(), cast(Any, P(self.tall.axes)))
+        return Factor(self.tall.factored_specs(), cast(Any, P(self.tall.axes)), cast(Any, P()))
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -177,11 +179,12 @@ def factor(a: jax.Array, plan: Plan) -> Factor:
 
     def body(shard: jax.Array) -> Factor:
         rows = tall.take_adjoint(shard, plan.placed) if plan.is_wide else tall.take(shard)
-        factored = _householder.factor(rows, panels, axes)
+        scale = _scaling.factor(rows, axes)
+        factored = _householder.factor(scale * rows, panels, axes)
         slots = _redistribute.columns_to_slots(factored.triangle, triangle)
         me, one = _redistribute.device_index(plan.placed.sharded), jnp.ones((), slots.dtype)
         slots = _redistribute.set_padding(slots, triangle, me, one)
-        return Factor(factored, _redistribute.adjoint(slots, axes))
+        return Factor(factored, _redistribute.adjoint(slots, axes), scale)
 
     return tall.map(body, plan.placed.spec, plan.specs)(a)
 
@@ -216,11 +219,11 @@ def _solve(factor: Factor, b: jax.Array, g: jax.Array, plan: Plan) -> tuple[jax.
     def body(factor: Factor, b: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = _redistribute.rows_from_shard(b, long.sharded, layout.n, layout)
         g_rows = _redistribute.rows_from_shard(g, short.sharded, triangle.n, triangle)
-        y = _sweeps.forward(factor.low, g_rows, triangle, axes, plan.kernels)
+        y = _sweeps.forward(factor.low, factor.scale * g_rows, triangle, axes, plan.kernels)
         turned = _householder.apply_adjoint(factor.qr, rows, panels, axes)
         head = panels.mine(axes)[: triangle.rows, None] < panels.count
         c = jnp.where(head, turned[: triangle.rows], 0)
-        x = _sweeps.backward(factor.low, c - y, triangle, axes, plan.kernels)
+        x = factor.scale * _sweeps.backward(factor.low, c - y, triangle, axes, plan.kernels)
         kept = jnp.where(head, y, turned[: triangle.rows])
         kept = jnp.concatenate([kept, turned[triangle.rows :]])
         r = _householder.apply(factor.qr, kept, panels, axes)

@@ -6,9 +6,9 @@ values from [l, 1] to 1, in five steps for l = `FLOOR`; smaller values take one 
 decades. A step is a QR factorization of the matrix on top of the identity or, once that is safe
 (c <= 100), a Cholesky factorization. One compiled body serves all steps.
 
-The QR factorization is Cholesky's, twice (Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, ETNA 44,
-2015). It is as accurate as Householder's where the condition is small enough, and here `FLOOR`
-bounds that: it is the square root of c. Everything here runs inside `jax.shard_map`.
+The QR factorization is Cholesky's, twice (`_stacked_qr`). It is as accurate as Householder's where
+the condition is small enough, and here `FLOOR` bounds that: it is the square root of c.
+Everything here runs inside `jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _products, _redistribute, _sweeps
+from lockstep.linalg import _cholesky, _products, _redistribute, _stacked_qr, _sweeps
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._tiles import adjoint, gemm, solve_right
+from lockstep.linalg._tiles import adjoint, gemm
 
 MAX_STEPS = 16
 """Steps at most; a singular matrix needs about nine."""
@@ -41,11 +41,6 @@ SAFE = 100.0
 
 POWERS = 3
 """Rounds of the inverse power iteration that estimates the smallest singular value."""
-
-
-Parts = tuple[jax.Array, ...]
-"""Blocks of rows of one matrix, each (R, P, R). As one array, they would be copied for products
-with one of them."""
 
 
 class Polar(NamedTuple):
@@ -83,9 +78,7 @@ def polar(
     x = scaled(slots)
     eps = jnp.finfo(x.dtype).eps
     singular = ~(least > 4 * eps)
-    key = jax.random.fold_in(jax.random.key(0), me)
-    noise = jax.random.uniform(key, x.shape, x.real.dtype, -1, 1) * eps / layout.padded**0.5
-    start = jnp.where(singular, x + noise.astype(x.dtype), x)
+    start = _with_noise(x, jnp.where(singular, eps / layout.padded**0.5, 0), layout, me)
     # The least singular value of the changed matrix is about the noise over the square root of n.
     smallest = 0.01 * eps / layout.padded
     least = jnp.where(singular, smallest, jnp.minimum(0.5 * least, 0.9))
@@ -111,6 +104,18 @@ def _bound(x: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
     largest = jnp.where(largest > 0, largest, 1)
     norm = jnp.sqrt(lax.psum((jnp.abs(x / largest) ** 2).sum(), axes))
     return _same(largest, axes), _same(jnp.where(norm > 0, norm, 1), axes)
+
+
+def _with_noise(x: jax.Array, size: jax.Array, layout: RowMap, me: jax.Array) -> jax.Array:
+    """``x`` plus random numbers below ``size``, some columns at a time."""
+    key = jax.random.fold_in(jax.random.key(0), me)
+
+    def step(s: jax.Array, x: jax.Array) -> jax.Array:
+        some = _stacked_qr.columns(x, s, layout)
+        noise = jax.random.uniform(jax.random.fold_in(key, s), some.shape, x.real.dtype, -1, 1)
+        return _stacked_qr.with_columns(x, some + (size * noise).astype(x.dtype), s, layout)
+
+    return lax.fori_loop(0, layout.steps, step, x)
 
 
 def _same(value: jax.Array, axes: Axes) -> jax.Array:
@@ -154,10 +159,9 @@ def _iterate(
     def step(state: tuple) -> tuple:
         x, least, _, count = state
         a, b, c = _weights(jnp.maximum(least, floor))
-        new = lax.cond(c > SAFE, by_qr, by_cholesky, x, a, b, c)
-        change = jnp.sqrt(lax.psum((jnp.abs(new - x) ** 2).sum(), axes))
+        x, change = lax.cond(c > SAFE, by_qr, by_cholesky, x, a, b, c)
         least = jnp.minimum(least * (a + b * least**2) / (1 + c * least**2), 1)
-        return new, least, _same(change, axes), count + 1
+        return x, least, _same(jnp.sqrt(lax.psum(change, axes)), axes), count + 1
 
     start = x, least, jnp.asarray(jnp.inf, least.dtype), 0
     return lax.while_loop(unfinished, step, start)[0]
@@ -181,35 +185,26 @@ def _step_by_qr(
     layout: RowMap,
     axes: Axes,
     kernels: bool,
-) -> jax.Array:
-    """``b/c x + (a - b/c) / sqrt(c) q1 q2^H`` for ``[sqrt(c) x; 1] = [q1; q2] r``."""
-    rows, me = layout.rows, lax.axis_index(axes)
-    place = jnp.arange(layout.padded).reshape(1, -1, rows)
-    diagonal = place == me * rows + jnp.arange(rows)[:, None, None]
+) -> tuple[jax.Array, jax.Array]:
+    """``b/c x + (a - b/c) / sqrt(c) q1 q2^H`` for ``[sqrt(c) x; 1] = [q1; q2] r``.
+
+    Also the sum of the squares of the change, on this device.
+    """
     # The minimum is 1, here where c is large. XLA would hold a constant during all steps.
-    one = jnp.where(diagonal, jnp.minimum(c, 1), 0).astype(x.dtype)
+    q = _stacked_qr.factor(jnp.sqrt(c) * x, jnp.minimum(c, 1), layout, axes, kernels)
+    factor = (a - b / c) / jnp.sqrt(c)
 
-    def nearer(_: jax.Array, q: Parts) -> Parts:
-        low, _ = _cholesky.factor(_gram(q, layout, axes), layout, axes, False, kernels)
-        return _times_adjoint_inverse(q, low, layout, axes)
+    def step(s: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, change = state
+        rows = _sweeps.gather_rows(q.rows_of_q2(s, layout), axes)
+        old = _stacked_qr.columns(x, s, layout)
+        new = b / c * old + factor * gemm(_flat(q.q1), adjoint(rows))
+        change += (jnp.abs(new - old) ** 2).sum()
+        # XLA copies all of x where it may write the new columns before it has read the old ones.
+        new = jnp.where(change >= 0, new, jnp.nan)
+        return _stacked_qr.with_columns(x, new, s, layout), change
 
-    # A loop, because XLA compiles its body once.
-    q1, q2 = lax.fori_loop(0, 2, nearer, (jnp.sqrt(c) * x, one))
-    product = _products.times_adjoint(_flat(q1), _flat(q2), layout, axes)
-    return b / c * x + (a - b / c) / jnp.sqrt(c) * product
-
-
-def _gram(parts: Parts, layout: RowMap, axes: Axes) -> jax.Array:
-    """``q^H q`` for the ``q`` of these parts, in slots."""
-
-    def step(s: jax.Array, found: jax.Array) -> jax.Array:
-        products = [gemm(adjoint(_columns(x, s, layout)), _flat(x)) for x in parts]
-        rows = lax.psum_scatter(sum(products), axes, scatter_dimension=0, tiled=True)
-        rows = rows.reshape(layout.tile, *found.shape[1:])
-        return lax.dynamic_update_slice_in_dim(found, rows, s * layout.tile, axis=0)
-
-    found = _products.unset(parts[0].shape, parts[0])
-    return lax.fori_loop(0, layout.steps, step, found)
+    return lax.fori_loop(0, layout.steps, step, (x, jnp.zeros_like(c)))
 
 
 def _step_by_cholesky(
@@ -220,13 +215,14 @@ def _step_by_cholesky(
     layout: RowMap,
     axes: Axes,
     kernels: bool,
-) -> jax.Array:
-    """``b/c x + (a - b/c) x z^-1`` for ``z = 1 + c x^H x``."""
+) -> tuple[jax.Array, jax.Array]:
+    """``b/c x + (a - b/c) x z^-1`` for ``z = 1 + c x^H x``, and the change as above."""
     local, me = jnp.arange(layout.rows), lax.axis_index(axes)
-    z = c * _products.adjoint_times(x, _flat(x), layout, axes).reshape(x.shape)
+    z = _products.adjoint_times(x, _flat(x), layout, axes, c).reshape(x.shape)
     z = z.at[local, me, local].add(1)
     low, _ = _cholesky.factor(z, layout, axes, False, kernels)
-    return b / c * x + (a - b / c) * _solve_from_right(x, low, layout, axes)
+    new = b / c * x + (a - b / c) * _solve_from_right(x, low, layout, axes)
+    return new, (jnp.abs(new - x) ** 2).sum()
 
 
 def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
@@ -236,56 +232,22 @@ def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) 
         s = layout.steps - 1 - k
 
         def right(j: jax.Array, here: jax.Array) -> jax.Array:
-            return here - gemm(_columns(x, j, layout), _block(low, j, s, layout, axes))
+            return here - gemm(
+                _stacked_qr.columns(x, j, layout), _stacked_qr.block(low, j, s, layout, axes)
+            )
 
-        here = lax.fori_loop(s + 1, layout.steps, right, _columns(x, s, layout))
+        here = lax.fori_loop(s + 1, layout.steps, right, _stacked_qr.columns(x, s, layout))
         here = lax.linalg.triangular_solve(
-            _block(low, s, s, layout, axes), here, left_side=False, lower=True
+            _stacked_qr.block(low, s, s, layout, axes), here, left_side=False, lower=True
         )
-        return _with_columns(x, here, s, layout)
+        return _stacked_qr.with_columns(x, here, s, layout)
 
-    (x,) = _times_adjoint_inverse((x,), low, layout, axes)
+    x = _stacked_qr.times_adjoint_inverse(
+        x,
+        lambda x, s: _stacked_qr.columns(x, s, layout),
+        lambda x, found, s: _stacked_qr.with_columns(x, found, s, layout),
+        lambda _: low,
+        layout,
+        axes,
+    )
     return lax.fori_loop(0, layout.steps, step, x)
-
-
-# Blocks of supersteps are gathered one by one in loops, because an unrolled loop over panels of
-# several sizes takes long to compile.
-
-
-def _times_adjoint_inverse(parts: Parts, low: jax.Array, layout: RowMap, axes: Axes) -> Parts:
-    """``x low^-H`` for the local rows of ``x``, (r, P, R), whose blocks are ``parts``."""
-
-    def step(s: jax.Array, parts: Parts) -> Parts:
-        def left(j: jax.Array, here: jax.Array) -> jax.Array:
-            block = adjoint(_block(low, s, j, layout, axes))
-            return here - gemm(_columns_of(parts, j, layout), block)
-
-        here = lax.fori_loop(0, s, left, _columns_of(parts, s, layout))
-        here = solve_right(here, _block(low, s, s, layout, axes))
-        blocks = jnp.split(here, len(parts))
-        return tuple(
-            _with_columns(x, some, s, layout) for x, some in zip(parts, blocks, strict=True)
-        )
-
-    return lax.fori_loop(0, layout.steps, step, parts)
-
-
-def _columns_of(parts: Parts, s: jax.Array, layout: RowMap) -> jax.Array:
-    return jnp.concatenate([_columns(x, s, layout) for x in parts])
-
-
-def _columns(x: jax.Array, s: jax.Array, layout: RowMap) -> jax.Array:
-    """The columns of superstep ``s``, (r, W), in the order of elimination."""
-    some = lax.dynamic_slice_in_dim(x, s * layout.tile, layout.tile, axis=2)
-    return some.reshape(x.shape[0], -1)
-
-
-def _with_columns(x: jax.Array, columns: jax.Array, s: jax.Array, layout: RowMap) -> jax.Array:
-    some = columns.reshape(x.shape[0], layout.devices, layout.tile)
-    return lax.dynamic_update_slice_in_dim(x, some, s * layout.tile, axis=2)
-
-
-def _block(low: jax.Array, s: jax.Array, j: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    """The rows of superstep ``s`` and the columns of ``j``, (W, W), of all devices."""
-    rows = lax.dynamic_slice_in_dim(low, s * layout.tile, layout.tile)
-    return _sweeps.gather_rows(_columns(rows, j, layout), axes)

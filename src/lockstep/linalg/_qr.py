@@ -20,6 +20,7 @@ from lockstep.linalg import (
     _panel,
     _posdef,
     _redistribute,
+    _scaling,
     _validation,
 )
 from lockstep.linalg._householder import Factored, Panels
@@ -229,6 +230,8 @@ def compute(a: jax.Array, plan: QRPlan, mode: str) -> Any:
 
     def body(shard: jax.Array) -> Any:
         rows = plan.take(shard)
+        scale = _scaling.factor(rows, axes)
+        rows = scale * rows
         if panels.steps == 1 and n == panels.count and mode == "reduced":
             q, r = _panel.factor(rows, axes, panels.layout.devices, panels.tile)
             triangle = _householder.rows_of_triangle(r, panels, axes)
@@ -238,7 +241,7 @@ def compute(a: jax.Array, plan: QRPlan, mode: str) -> Any:
             if mode != "r":
                 q = _householder.columns_of_q(factored, panels, height, axes)
         held = RowMap.cyclic(height, panels.layout.devices, panels.tile)
-        triangle = jnp.pad(triangle, ((0, held.rows - triangle.shape[0]), (0, 0)))
+        triangle = jnp.pad(triangle / scale, ((0, held.rows - triangle.shape[0]), (0, 0)))
         r = give(triangle, held, r_placed)
         return r if q is None else (give(q, panels.layout, q_placed), r)
 

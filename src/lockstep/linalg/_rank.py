@@ -100,7 +100,7 @@ def matrix_rank(
       in_specs: the PartitionSpec of ``a`` in the same case.
 
     Returns:
-      The rank, a replicated int32.
+      The rank, a replicated int32. A matrix with NaN or infinities has rank 0, as in NumPy.
 
     Raises:
       ValueError, TypeError: as `svd`.

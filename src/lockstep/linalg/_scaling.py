@@ -20,6 +20,7 @@ def factor(shard: jax.Array, axes: Axes) -> jax.Array:
     It takes three quarters of the largest element's exponent away, so that what is at most 1 can be
     multiplied with it in place of the matrix.
     """
+    shard = lax.stop_gradient(shard)
     parts = [shard.real, shard.imag] if jnp.iscomplexobj(shard) else [shard]
     sizes = [jnp.abs(part).max(initial=0) for part in parts]
     largest = lax.pmax(jnp.stack(sizes).max(), axes)
