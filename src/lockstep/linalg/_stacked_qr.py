@@ -72,7 +72,7 @@ def factor(x: jax.Array, one: jax.Array, layout: RowMap, axes: Axes, kernels: bo
     def nearer(_: jax.Array, q: Stacked) -> Stacked:
         packed = _gram(q, layout, axes)
         low, _ = _cholesky.factor(packed, layout, axes, False, kernels)
-        if layout.devices == 1:  # It has zeros above the diagonal.
+        if layout.devices == 1:  # `low` has zeros above the diagonal.
             low = jnp.where(_is_above(jnp.arange(rows)[:, None, None], layout), packed, low)
         return times_adjoint_inverse(
             q._replace(packed=low),
