@@ -248,4 +248,4 @@ def test_svdvals_hold_three_matrices_and_the_operand() -> None:
     memory = _singular.values.lower(a, plan).compile().memory_analysis()
     share = n * n * 8 / 2
     assert memory is not None
-    assert memory.temp_size_in_bytes <= 3.8 * share, memory.temp_size_in_bytes / share
+    assert memory.temp_size_in_bytes <= 4.3 * share, memory.temp_size_in_bytes / share

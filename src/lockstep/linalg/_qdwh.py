@@ -244,8 +244,8 @@ def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) 
 
     x = _stacked_qr.times_adjoint_inverse(
         x,
-        lambda x, s: _stacked_qr.columns(x, s, layout),
-        lambda x, found, s: _stacked_qr.with_columns(x, found, s, layout),
+        lambda x, s: (_stacked_qr.columns(x, s, layout),),
+        lambda x, found, s: _stacked_qr.with_columns(x, found[0], s, layout),
         lambda _: low,
         layout,
         axes,

@@ -9,7 +9,7 @@ device holds two of the size of its share. Everything here runs inside `jax.shar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm, solve_right
 
 State = TypeVar("State")
+Columns = tuple[jax.Array, ...]
+"""Columns of blocks of rows. As one array they would be copied for their products."""
 
 
 class Stacked(NamedTuple):
@@ -32,17 +34,17 @@ class Stacked(NamedTuple):
     diagonal: jax.Array
     """(R, W): the local rows of the diagonal blocks of ``q2``."""
 
-    def columns(self, s: jax.Array, layout: RowMap) -> jax.Array:
-        """The columns of superstep ``s`` of both blocks, (2 R, W)."""
+    def columns(self, s: jax.Array, layout: RowMap) -> Columns:
+        """The columns of superstep ``s`` of both blocks, (R, W) each."""
         tile = layout.tile
         above = jnp.arange(layout.rows)[:, None] < s * tile
         low = jnp.where(above, columns(self.packed, s, layout), 0)
         own = lax.dynamic_slice_in_dim(self.diagonal, s * tile, tile)
         low = lax.dynamic_update_slice_in_dim(low, own, s * tile, 0)
-        return jnp.concatenate([columns(self.q1, s, layout), low])
+        return columns(self.q1, s, layout), low
 
-    def with_columns(self, found: jax.Array, s: jax.Array, layout: RowMap) -> Stacked:
-        tile, (top, low) = layout.tile, jnp.split(found, 2)
+    def with_columns(self, found: Columns, s: jax.Array, layout: RowMap) -> Stacked:
+        tile, (top, low) = layout.tile, found
         own = lax.dynamic_slice_in_dim(low, s * tile, tile)
         above = jnp.arange(layout.rows)[:, None] < s * tile
         low = jnp.where(above, low, columns(self.packed, s, layout))
@@ -100,10 +102,12 @@ def _gram(q: Stacked, layout: RowMap, axes: Axes) -> jax.Array:
 
     def step(s: jax.Array, packed: jax.Array) -> jax.Array:
         now = q._replace(packed=packed)
-        own = adjoint(now.columns(s, layout))
+        own = now.columns(s, layout)
 
         def left(j: jax.Array, rows: jax.Array) -> jax.Array:
-            return with_columns(rows, gemm(own, now.columns(j, layout)), j, layout)
+            pairs = zip(own, now.columns(j, layout), strict=True)
+            found = sum(gemm(adjoint(mine), theirs) for mine, theirs in pairs)
+            return with_columns(rows, cast(jax.Array, found), j, layout)
 
         rows = jnp.zeros((devices * tile, devices, layout.rows), packed.dtype)
         rows = lax.fori_loop(0, s + 1, left, rows)
@@ -121,8 +125,8 @@ def _gram(q: Stacked, layout: RowMap, axes: Axes) -> jax.Array:
 
 def times_adjoint_inverse(
     x: State,
-    columns_of: Callable[[State, jax.Array], jax.Array],
-    with_columns: Callable[[State, jax.Array, jax.Array], State],
+    columns_of: Callable[[State, jax.Array], Columns],
+    with_columns: Callable[[State, Columns, jax.Array], State],
     low_of: Callable[[State], jax.Array],
     layout: RowMap,
     axes: Axes,
@@ -130,11 +134,14 @@ def times_adjoint_inverse(
     """``x low^-H`` for local rows of ``x``, superstep by superstep of its columns."""
 
     def step(s: jax.Array, x: State) -> State:
-        def left(j: jax.Array, here: jax.Array) -> jax.Array:
-            return here - gemm(columns_of(x, j), adjoint(block(low_of(x), s, j, layout, axes)))
+        def left(j: jax.Array, here: Columns) -> Columns:
+            right = adjoint(block(low_of(x), s, j, layout, axes))
+            done = columns_of(x, j)
+            return tuple(mine - gemm(some, right) for mine, some in zip(here, done, strict=True))
 
         here = lax.fori_loop(0, s, left, columns_of(x, s))
-        return with_columns(x, solve_right(here, block(low_of(x), s, s, layout, axes)), s)
+        own = block(low_of(x), s, s, layout, axes)
+        return with_columns(x, tuple(solve_right(some, own) for some in here), s)
 
     return lax.fori_loop(0, layout.steps, step, x)
 
