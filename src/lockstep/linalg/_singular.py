@@ -195,7 +195,7 @@ def _problem(plan: Plan) -> _eigh.Problem:
 
 @functools.partial(jax.jit, static_argnames="plan")
 def values(a: jax.Array, plan: Plan) -> jax.Array:
-    """Of one program, because what a program returns has no other use while it runs."""
+    """The singular values, by one program: results of several would be held beside the buffers."""
     scale = _scale(a, plan)
     _, triangle = _factor(a, scale, plan, False)
     if plan.replicated:
