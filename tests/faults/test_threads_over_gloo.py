@@ -39,7 +39,8 @@ work.put(None)
 print("done", float(value))
 """
 WOKEN = """
-import threading
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from jax.experimental import io_callback
 call, launched = threading.Event(), threading.Event()
 x = array(4 * count)
@@ -65,7 +66,11 @@ def work():
 for _ in range(2):
     thread = threading.Thread(target=work)
     thread.start()
-    value = summed(x)
+    if sys.argv[1] == "main":
+        value = summed(x)
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            value = pool.submit(summed, x).result()
     call.set()
     thread.join()
     call.clear(), launched.clear()
@@ -89,7 +94,11 @@ def test_threads_that_take_turns_are_no_fault() -> None:
 
 
 @pytest.mark.full
-def test_a_thread_that_a_callback_wakes_is_no_fault() -> None:
+@pytest.mark.parametrize("launching", ["main", "pool"])
+def test_a_thread_that_a_callback_wakes_is_no_fault(launching: str) -> None:
     """Its launch comes after the one that the callback is in, whichever returns first."""
-    result = run_lockstep(OPTIONS, PROGRAM + WOKEN, n=2, d=1, timeout=120, forked=True)
+    program = PROGRAM + WOKEN
+    result = run_lockstep(
+        OPTIONS, program, n=2, d=1, program_args=[launching], timeout=120, forked=True
+    )
     assert result.stdout.count("done 4.0") == 2, result

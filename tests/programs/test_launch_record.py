@@ -171,6 +171,18 @@ def test_the_number_of_a_launch_wraps(programs: dict[bytes, list[Program]]) -> N
     assert [sequence for sequence, _, _ in entries(of)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]
 
 
+def in_thread(run: Any, *args: Any) -> None:
+    thread = threading.Thread(target=run, args=args)
+    thread.start()
+    thread.join()
+
+
+def assert_ended(own: Any, *names: str) -> None:
+    assert [own.programs()[run_id].name for _, run_id, _ in entries(own)] == list(names)
+    expected = [(n, State.DONE) for n in range(len(names))]
+    assert [(n, s) for n, _, s in entries(own)] == expected
+
+
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_what_a_callback_has_launched_on_another_thread_comes_after_it(
     programs: Any, is_inside: bool
@@ -178,15 +190,46 @@ def test_what_a_callback_has_launched_on_another_thread_comes_after_it(
     """The launch that the callback is in may return after that of the thread."""
     own = record()
     other = function(own, b"other")
-    thread = threading.Thread(target=fast, args=(own, other))
     begun = own.begin(Executable(b"step"))
     if not is_inside:
         own.end(begun, None)
-    thread.start()
-    thread.join()
+    in_thread(fast, own, other)
     if is_inside:
         own.end(begun, None)
     slow(own, b"step")
-    names = [own.programs()[run_id].name for _, run_id, _ in entries(own)]
-    assert names == ["jit_step", "jit_other", "jit_step"]
-    assert [(n, s) for n, _, s in entries(own)] == [(n, State.DONE) for n in range(3)]
+    assert_ended(own, "jit_step", "jit_other", "jit_step")
+
+
+@pytest.mark.parametrize("by", [fast, slow])
+def test_what_a_callback_of_any_thread_has_launched_comes_after_it(programs: Any, by: Any) -> None:
+    own = record()
+    other = function(own, b"other")
+
+    def launch() -> None:
+        begun = own.begin(Executable(b"step"))
+        in_thread(by, own, other if by is fast else b"other")
+        own.end(begun, None)
+
+    in_thread(launch)
+    slow(own, b"step")
+    assert_ended(own, "jit_step", "jit_other", "jit_step")
+
+
+def test_what_a_callback_has_launched_on_its_own_thread_comes_after_it(programs: Any) -> None:
+    """XLA may run a program, and so its callbacks, on the thread that launches it."""
+    own = record()
+    begun = own.begin(Executable(b"step"))
+    slow(own, b"other")
+    own.end(begun, None)
+    assert_ended(own, "jit_step", "jit_other")
+
+
+def test_a_call_of_a_thread_is_in_flight_until_it_returns_or_raises(programs: Any) -> None:
+    own, begun = record(), []
+    in_thread(lambda: begun.append(own.begin(Executable(b"step"))))
+    own.look((), in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.ENTERED)]
+    in_thread(own.end, begun[0], ValueError("a deleted array"))
+    assert entries(own) == []
+    slow(own, b"other")
+    assert_ended(own, "jit_other")

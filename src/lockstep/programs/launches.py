@@ -54,6 +54,15 @@ _ENTERED_AT = _STATE_AT + 1
 _DONE_AT = _ENTERED_AT + 16
 
 
+@dataclasses.dataclass
+class _Begun:
+    """A launch by Python code."""
+
+    launched: Launched
+    is_written: bool = False
+    """Whether it is written as launched already: another launch has come before its end."""
+
+
 class Record:
     """Writes the record, and reads it with what is known at the moment."""
 
@@ -73,10 +82,8 @@ class Record:
         self._written = 0
         self._guess: Launched | None = None
         """A launch that is believed to be in JAX now, which is recorded already."""
-        self._is_inside = False
-        """Whether the main thread is between `begin` and `end`."""
-        self._is_settled = False
-        """Whether what it is in is written as launched: another thread has launched since."""
+        self._inside: _Begun | None = None
+        """What is between `begin` and `end`, if nothing was launched since: it is that guess."""
         self._has_failed = False
         self._is_marked = False
         """Whether the last launch is said to be in flight."""
@@ -94,29 +101,32 @@ class Record:
 
     # What JAX calls
 
-    def begin(self, executable: Any) -> Launched | None:
+    def begin(self, executable: Any) -> _Begun | None:
         """Python code is about to execute a program; returns what `end` needs."""
         launched = self._of_executable(executable)
-        if launched is not None and threading.get_ident() == self._main:
-            self._guess_that(launched, is_sure=True)
-            self._is_inside = True
-        return launched
-
-    def end(self, launched: Launched | None, error: BaseException | None) -> None:
-        """The program has been dispatched, or has raised ``error``."""
         if launched is None:
+            return None
+        begun = _Begun(launched)
+        if launched.crosses or _thread() == self._main:
+            with self._lock:
+                self._guess_that(launched, is_sure=True)
+                self._inside = begun
+        return begun
+
+    def end(self, begun: _Begun | None, error: BaseException | None) -> None:
+        """The program has been dispatched, or has raised ``error``."""
+        if begun is None:
             return
         with self._lock:
-            is_written = False
-            if threading.get_ident() == self._main:
-                is_written, self._is_inside = self._is_settled, False
-                self._is_settled = False
+            is_last = self._inside is begun
+            if is_last:
+                self._inside = None
             if error is None:
-                if not is_written:
-                    self._add(launched)
+                if not begun.is_written:
+                    self._add(begun.launched)
             elif _jax_compat.is_of_collective(str(error)):
                 self.failed()
-            elif self._guess is launched:
+            elif is_last:
                 self._withdraw()
 
     def learn(self, function: Any, executable: Any, args: Any, kwargs: Any) -> None:
@@ -226,10 +236,10 @@ class Record:
         self._release()
 
     def _make_room(self) -> None:
-        """For the launch of this thread: a callback of the main thread's may have woken it."""
-        if self._is_inside and _thread() != self._main:
+        """A callback of the launch that has begun may have woken this thread: that came first."""
+        if self._inside is not None:
             self._mark(State.DONE)
-            self._guess, self._is_settled = None, True
+            self._inside.is_written, self._inside, self._guess = True, None, None
         else:
             self._take_back()
 
@@ -252,7 +262,7 @@ class Record:
         """
         launched, is_sure = self._functions.latest_of_some(in_call)
         with self._lock:
-            if self._has_failed or self._is_inside or written not in (None, self._written):
+            if self._has_failed or self._inside or written not in (None, self._written):
                 return
             if self._guess is not None and self._guess is not launched:
                 self._withdraw()
