@@ -28,7 +28,10 @@ x = jnp.ones(3)
 step(x)
 assert begun and ended == [(executable, None) for executable in begun]
 assert any(function is step.__wrapped__ for function, *_ in learned), learned
-assert learned[-1][2:] == ((x,), {})
+assert learned[-1][2:] == ((x,), {}, ((), ()))
+power = jax.jit(lambda x, n: x**n, static_argnames="n")
+power(x, n=2), power(x, 3)
+assert [told[3:] for told in learned[-2:]] == [({"n": 2}, ((1,), ("n",))), ({}, ((1,), ("n",)))]
 before = len(fast)
 step(x)
 assert len(fast) == before + 1

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -124,6 +125,39 @@ def test_a_static_argument_may_have_a_shape(programs: Any, static: Any) -> None:
     own.fast(both, (np.ones(3), static), {}, EVERYWHERE)
     [(_, run, _)] = entries(own)
     assert run != 0
+
+
+def by_mode(own: Record, *executables: bytes) -> Jitted:
+    """A function with a program for each value of its static argument."""
+    both = Jitted(lambda: None)
+    for mode, each in enumerate(executables):
+        own.learn(both.__wrapped__, Executable(each), (np.ones(3), mode), {}, ((1,), ("mode",)))
+    return both
+
+
+def test_of_several_programs_a_static_argument_chooses(programs: Any) -> None:
+    own = record()
+    both = by_mode(own, b"step", b"other", b"quiet")
+    for mode in (1, 0, 2, 1.0, 3):  # 2 has no collectives, and the last two are not known
+        own.fast(both, (np.ones(3), mode), {}, EVERYWHERE)
+    names = [own.programs()[run].name if run else "?" for _, run, _ in entries(own)]
+    assert names == ["jit_other", "jit_step", "?", "?"]
+    own.learn(both.__wrapped__, Executable(b"wide"), (np.ones(3),), {"mode": 7}, ((1,), ("mode",)))
+    own.fast(both, (np.ones(3),), {"mode": 7}, EVERYWHERE)
+    assert entries(own)[-1][1] not in (0, entries(own)[1][1])
+
+
+def test_of_several_programs_a_setting_of_jax_chooses(programs: Any) -> None:
+    own = record()
+    both = Jitted(lambda: None)
+    for each, precision in ((b"step", "highest"), (b"other", "default"), (b"wide", "default")):
+        with jax.default_matmul_precision(precision):
+            own.learn(both.__wrapped__, Executable(each), (), {})
+    for precision in ("highest", "default"):
+        with jax.default_matmul_precision(precision):
+            own.fast(both, (), {}, EVERYWHERE)
+    names = [own.programs()[run].name if run else "?" for _, run, _ in entries(own)]
+    assert names == ["jit_step", "?"]
 
 
 def test_of_several_programs_of_a_function_none_is_named(programs: Any) -> None:

@@ -88,6 +88,7 @@ from lockstep._jax_compat.programs import text_of_executable as text_of_executab
 from lockstep._jax_compat.programs import text_of_module as text_of_module
 from lockstep._jax_compat.settings import choose_collectives as choose_collectives
 from lockstep._jax_compat.settings import setting as setting
+from lockstep._jax_compat.settings import settings_of_trace as settings_of_trace
 from lockstep._jax_compat.survival import SURVIVAL as SURVIVAL
 from lockstep._jax_compat.survival import SURVIVAL_LOST as SURVIVAL_LOST
 from lockstep._jax_compat.survival import Survival as Survival

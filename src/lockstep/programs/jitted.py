@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,20 @@ class Launched:
 
 
 _Signature = tuple[Any, ...]
+Static = tuple[tuple[int, ...], tuple[str, ...]]
+"""The numbers and the names of a function's static arguments."""
+NOT_STATIC: Static = ((), ())
+
+
+class _NotKnown(enum.Enum):
+    """Which program a call launches; several programs may fit."""
+
+    NOT_KNOWN = enum.auto()
+
+
+NOT_KNOWN = _NotKnown.NOT_KNOWN
+_Table = dict[Any, Launched | None | _NotKnown]
+"""Programs; None: one that is not recorded."""
 
 
 @dataclasses.dataclass
@@ -49,19 +64,42 @@ class _Function:
     launched: list[Launched] = dataclasses.field(default_factory=list)
     has_others: bool = False
     """Whether it has programs that are not recorded, too."""
-    by_arguments: dict[_Signature, Launched | None] = dataclasses.field(default_factory=dict)
-    """The program for each kind of arguments; None: it is not recorded, or several programs fit."""
+    by_arguments: _Table = dataclasses.field(default_factory=dict)
+    """The program for each kind of arguments."""
 
+    by_settings: _Table = dataclasses.field(default_factory=dict)
+    """The same, under JAX's settings: they choose where several programs fit the arguments."""
+
+    static: Static = NOT_STATIC
     only: Launched | None = None
     """The latest program, if all became one executable: every launch looks it up."""
 
-    def note(self, launched: Launched | None) -> None:
+    def learn(self, signature: _Signature, launched: Launched | None) -> None:
+        _put_if_alone(self.by_arguments, signature, launched)
+        settings = _jax_compat.settings_of_trace()
+        _put_if_alone(self.by_settings, (signature, settings), launched)
+        self._note(launched)
+
+    def of(self, args: Any, kwargs: Any) -> Launched | None | _NotKnown:
+        """The program of a call with such arguments; None: it is not recorded."""
+        signature = _signature(args, kwargs, self.static)
+        found = self.by_arguments.get(signature, NOT_KNOWN)
+        if found is NOT_KNOWN:
+            settings = _jax_compat.settings_of_trace()
+            found = self.by_settings.get((signature, settings), NOT_KNOWN)
+        return found
+
+    def _note(self, launched: Launched | None) -> None:
         if launched is None:
             self.has_others = True
         elif launched not in self.launched:
             self.launched.append(launched)
         made = {each.program.executable or each.run_id for each in self.launched}
         self.only = self.launched[-1] if len(made) == 1 and not self.has_others else None
+
+
+def _put_if_alone(table: _Table, key: Any, launched: Launched | None) -> None:
+    table[key] = launched if table.setdefault(key, launched) is launched else NOT_KNOWN
 
 
 class Functions:
@@ -74,14 +112,18 @@ class Functions:
         self._kept: dict[tuple[int, int], Any] = {}
         """What forgets each object when it dies: another one may get its id."""
 
-    def learn(self, function: Any, launched: Launched | None, args: Any, kwargs: Any) -> None:
+    def learn(
+        self,
+        function: Any,
+        launched: Launched | None,
+        args: Any,
+        kwargs: Any,
+        static: Static = NOT_STATIC,
+    ) -> None:
         """Such calls of ``function`` launch this program; None: one that is not recorded."""
         known = self._of(function)
-        # A static argument is not seen: then one signature has several programs.
-        signature = _signature(args, kwargs)
-        is_new = known.by_arguments.setdefault(signature, launched) is launched
-        known.by_arguments[signature] = launched if is_new else None
-        known.note(launched)
+        known.static = static
+        known.learn(_signature(args, kwargs, static), launched)
 
     def launched_by(
         self, jitted: Any, args: Any, kwargs: Any, results: Any
@@ -92,8 +134,9 @@ class Functions:
             known = self._first_call(jitted)
         if not known.launched:
             return None, False
-        if launched := known.only or known.by_arguments.get(_signature(args, kwargs)):
-            return launched, True
+        found = known.only or known.of(args, kwargs)
+        if not isinstance(found, _NotKnown):
+            return found, found is not None
         devices = _devices_of(results)
         fitting = [each for each in known.launched if each.devices == devices]
         return (fitting[-1] if fitting else None), False
@@ -152,15 +195,18 @@ class Functions:
             self._kept[place] = key
 
 
-def _signature(args: Any, kwargs: Any) -> _Signature:
+def _signature(args: Any, kwargs: Any, static: Static) -> _Signature:
     """What tells the programs of a function apart, of its first and last arguments."""
     import jax
+
+    values = [args[number] for number in static[0] if -len(args) <= number < len(args)]
+    values += [kwargs[name] for name in static[1] if name in kwargs]
 
     leaves = jax.tree_util.tree_leaves((args, kwargs))
     some = (
         leaves if len(leaves) <= 2 * _MAX_LEAVES else leaves[:_MAX_LEAVES] + leaves[-_MAX_LEAVES:]
     )
-    return (len(leaves), *map(_kind, some))
+    return (len(leaves), *map(_kind, some), *((type(value), value) for value in values))
 
 
 def _kind(leaf: Any) -> Any:

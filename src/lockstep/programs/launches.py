@@ -29,7 +29,7 @@ from lockstep.job.topology import Peer
 from lockstep.programs import compilations
 from lockstep.programs.compilations import Program
 from lockstep.programs.crossing import crosses_processes
-from lockstep.programs.jitted import Functions, Launched
+from lockstep.programs.jitted import NOT_STATIC, Functions, Launched, Static
 
 _HEAD = struct.Struct("<QqqQQ")
 _TAIL = struct.Struct("<iii8iI")
@@ -129,9 +129,12 @@ class Record:
             elif is_last:
                 self._withdraw()
 
-    def learn(self, function: Any, executable: Any, args: Any, kwargs: Any) -> None:
+    def learn(
+        self, function: Any, executable: Any, args: Any, kwargs: Any, static: Static = NOT_STATIC
+    ) -> None:
         if function is not None:  # else JAX's own call of a function under a derivative, say
-            self._functions.learn(function, self._of_executable(executable), args, kwargs)
+            launched = self._of_executable(executable)
+            self._functions.learn(function, launched, args, kwargs, static)
 
     def fast(self, jitted: Any, args: Any, kwargs: Any, results: Any) -> None:
         known = self._by_jitted.get(id(jitted))
