@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep._errors import LockstepError
-from lockstep._jax_compat import hooks
+from lockstep._jax_compat import hooks, texts
 from lockstep._jax_compat.distributed import check_distributed, distributed_client
 from lockstep._jax_compat.settings import setting
 
@@ -161,6 +161,8 @@ def wait_for_dispatched(
     try:
         running += _last_programs(across_devices)
     except Exception as error:
+        if texts.is_interrupt(error):
+            raise
         hooks.report(
             "end of a program", "a process that ends does not wait for dropped results.", error
         )
@@ -179,6 +181,8 @@ def _is_running(array: Any, failures: list[Exception]) -> bool:
             return True
         array.block_until_ready()
     except Exception as error:
+        if texts.is_interrupt(error):
+            raise
         if not array.is_deleted():  # a thread of the program may delete it meanwhile
             failures.append(error)
     return False

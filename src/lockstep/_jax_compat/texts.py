@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+INTERRUPT = "is_of_watch"
+"""The attribute of an exception that a watch raises in another thread."""
 OF_THE_ENGINE = "MPI error: lockstep: "
 """Before the engine's own text: jaxlib takes the engine for an MPI."""
 _PREFIXES = ("Error dispatching computation: ", "Buffer Definition Event: ")
@@ -36,6 +38,11 @@ def without_prefixes(text: str) -> str:
 def is_engines(error: BaseException) -> bool:
     """Whether an exception is that of the engine, which all processes raise."""
     return OF_THE_ENGINE in str(error)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a watch has raised it in this thread from outside, whatever line the thread was in."""
+    return getattr(error, INTERRUPT, False)
 
 
 def comes_too_late(error: BaseException) -> bool:

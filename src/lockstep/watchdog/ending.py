@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep import _config, _run_files
+from lockstep._jax_compat.texts import INTERRUPT
 from lockstep.callsites import frames
 from lockstep.watchdog import main_thread
 
@@ -60,6 +61,7 @@ def _raise_in_main_thread(text: str) -> threading.Event:
             super().__init__(text)
             raised.set()
 
+    setattr(JaxRuntimeError, INTERRUPT, True)
     JaxRuntimeError.__module__, _, JaxRuntimeError.__qualname__ = _NAME.rpartition(".")
     main = ctypes.c_ulong(threading.main_thread().ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(JaxRuntimeError))
