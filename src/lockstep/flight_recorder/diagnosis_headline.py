@@ -184,7 +184,7 @@ def _dead(diagnosis: Diagnosis) -> str:
         first = _by_index(diagnosis, diagnosis.culprits[0])
         subject = f"{processes(diagnosis.culprits)} {first.activity.value}"
         how = ending(first.process).removeprefix(f"{first.activity.value}: ")
-        subject += f" (the first: {how})"
+        subject += f" (the first: {how})" if how != first.activity.value else ""
     return subject + _and_waiters(diagnosis)
 
 
