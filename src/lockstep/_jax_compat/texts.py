@@ -41,7 +41,7 @@ def is_engines(error: BaseException) -> bool:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether a watch has raised it in this thread from outside, whatever line the thread was in."""
+    """Whether a watch has raised it in this thread, whatever line the thread was in."""
     return getattr(error, INTERRUPT, False)
 
 

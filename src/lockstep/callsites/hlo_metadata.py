@@ -324,6 +324,11 @@ class Programs:
             self._add(fingerprint, executable)
         return [program for program in self._read.values() if program.collectives]
 
+    def has_collectives(self, fingerprint: bytes) -> bool | None:
+        """Whether a program has them; None: it was not read."""
+        program = self._read.get(fingerprint)
+        return bool(program.collectives) if program else None
+
     def _unread(self, executables: Iterable[Any]) -> dict[bytes, Any]:
         named = ((executable.fingerprint, executable) for executable in executables)
         return {f: e for f, e in named if isinstance(f, bytes) and f not in self._read}

@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep import _config, _jax_compat
 from lockstep.callsites import frames, hlo_metadata
@@ -29,6 +29,7 @@ from lockstep.flight_recorder.program_difference import Difference
 from lockstep.programs import difference
 from lockstep.programs.difference import Lowered
 
+T = TypeVar("T")
 HOOK = "compilations"
 LOADED = "executables that are loaded"
 LOST = "programs that differ between processes are found by their collectives alone."
@@ -37,6 +38,7 @@ MAX_MODULE = 1 << 16
 _MAX_KEPT = 1 << 26
 """Bytes of all modules that are kept: beyond, a difference is found but not explained."""
 _MAX_UNPACKED = 1 << 26
+_MAX_MADE = 1 << 10
 _MAX_PACKED = 1 << 22
 """Bytes of a module that are packed: a longer one has large constants."""
 _HARMLESS = re.compile(
@@ -122,6 +124,10 @@ class _Compilations:
     kept: int = 0
     fresh: collections.deque[Program] = dataclasses.field(default_factory=collections.deque)
     """The programs that are to be published."""
+    made: collections.deque[tuple[Program, Any]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_MAX_MADE)
+    )
+    """What was compiled of them, until it has been looked at."""
     publish: Callable[[str, float], None] = lambda title, since: None
     check: Callable[[Program, Collection[int]], None] = lambda program, processes: None
 
@@ -186,6 +192,7 @@ def _compiled(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> An
         _publish()
     if isinstance(fingerprint := getattr(made, "fingerprint", None), bytes):
         _known.by_fingerprint[fingerprint].append(program)
+        _known.made.append((program, made))
     _known.fresh.append(program)
     return made
 
@@ -282,9 +289,18 @@ def of_executable(fingerprint: bytes) -> list[Program]:
 
 def fresh() -> list[Program]:
     """The programs compiled since the last call. To be called on one thread only."""
+    return _taken(_known.fresh)
+
+
+def made() -> list[tuple[Program, Any]]:
+    """The programs that were compiled here since the last call, and their executables."""
+    return _taken(_known.made)
+
+
+def _taken(some: collections.deque[T]) -> list[T]:
     found = []
-    while _known.fresh:
-        found.append(_known.fresh.popleft())
+    while some:
+        found.append(some.popleft())
     return found
 
 

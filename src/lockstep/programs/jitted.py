@@ -53,7 +53,7 @@ class _NotKnown(enum.Enum):
 
 
 NOT_KNOWN = _NotKnown.NOT_KNOWN
-_Table = dict[Any, Launched | None | _NotKnown]
+_Table = dict[Any, Launched | _NotKnown | None]
 """Programs; None: one that is not recorded."""
 
 
@@ -80,7 +80,7 @@ class _Function:
         _put_if_alone(self.by_settings, (signature, settings), launched)
         self._note(launched)
 
-    def of(self, args: Any, kwargs: Any) -> Launched | None | _NotKnown:
+    def of(self, args: Any, kwargs: Any) -> Launched | _NotKnown | None:
         """The program of a call with such arguments; None: it is not recorded."""
         signature = _signature(args, kwargs, self.static)
         found = self.by_arguments.get(signature, NOT_KNOWN)

@@ -249,6 +249,10 @@ class SiteWriter:
         self._programs.all()
         return self._programs.call_native_code
 
+    def has_collectives(self, fingerprint: bytes) -> bool | None:
+        """Whether a program has them; None: it was not read."""
+        return self._programs.has_collectives(fingerprint)
+
     def update(self) -> None:
         """Looks at what was recorded since the last time."""
         self._programs.read_held()

@@ -31,7 +31,14 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, modules
 from lockstep.programs.compilations import Program
-from lockstep.watchdog import ending, library_counts, main_thread, own_waits, shutdown_hook
+from lockstep.watchdog import (
+    ending,
+    library_counts,
+    main_thread,
+    own_waits,
+    shutdown_hook,
+    without_collectives,
+)
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
 from lockstep.watchdog.library_counts import Lag
@@ -77,6 +84,9 @@ class Watch(threading.Thread):
         self._launches = None
         if source.is_of_launches:
             self._launches = Launches(store, own.process, source.owner, source.programs)
+        self._without_collectives = without_collectives.Comparison(
+            store, own.process, lambda: source.owner, lambda _: None
+        )
         self._folder = folder
         self._has_ended = False
         """Whether the program has ended, so that no exception reaches it any more."""
@@ -216,6 +226,11 @@ class Watch(threading.Thread):
                 self._fault(found, ordered)
             elif not self._only_warns(f"the processes have launched different programs{where}"):
                 self._publish(f"lockstep: the processes have launched different programs{where}.")
+        if not self._is_failing and (different := self._without_collectives.difference(is_last)):
+            states = self._states(threading.Event() if is_last else self._over)
+            ordered = [states.get(index) for index in range(self._count)]
+            absent = self._questions.absent(states)
+            self._fault(state.judge(ordered, absent, different), ordered)
 
     def _read_news(self) -> None:
         if text := self._questions.read_news():

@@ -33,7 +33,14 @@ from lockstep.job import current_job
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
-from lockstep.watchdog import abort_message, first_to_judge, program_equality
+from lockstep.watchdog import (
+    abort_message,
+    ending,
+    first_to_judge,
+    program_equality,
+    shutdown_hook,
+    without_collectives,
+)
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
@@ -46,6 +53,10 @@ _STOP_TIMEOUT = 10.0
 _PAUSE_SECONDS = 0.01
 _HOST_REPORT_TIMEOUT = 0.25
 """Seconds for the processes of a lost process's host to report how it died."""
+
+
+def _owner() -> dict[int, int]:
+    return {device.id: device.process_index for device in _jax_compat.all_devices()}
 
 
 class Watchdog(threading.Thread):
@@ -83,6 +94,11 @@ class Watchdog(threading.Thread):
         self._over = False
         self._hurried = False
         self._scanner = Scanner(peers, records, sites, comparison, remote)
+        self._has_differed = ""
+        """The error, where programs without collectives differ."""
+        self._without_collectives = without_collectives.Comparison(
+            store, self._process, _owner, sites.has_collectives
+        )
 
     def _watch_peer(self, peer: Peer) -> None:
         try:
@@ -138,6 +154,12 @@ class Watchdog(threading.Thread):
             self._over = True
             self.notify()
             self.join(_STOP_TIMEOUT)
+            if not self.is_alive() and not shutdown_hook.has_failed():
+                with contextlib.suppress(Exception):  # the service is gone
+                    self._compare_without_collectives(is_last=True)
+                if self._has_differed:  # and the program has used no collective since
+                    folder = self._records.folder(self._process)
+                    ending.end_with(self._has_differed, folder, has_ended=True)
 
     def tell_end(self, how: str) -> None:
         if self._remote:
@@ -175,6 +197,20 @@ class Watchdog(threading.Thread):
         # Without the service nothing can be compared, and the job is about to end.
         with contextlib.suppress(Exception):
             self._comparison.publish(self._sites.digests, self._sites.programs)
+            self._compare_without_collectives()
+
+    def _compare_without_collectives(self, is_last: bool = False) -> None:
+        found = self._without_collectives.difference(is_last)
+        if found is None or bindings.abort_text():
+            return
+        if _config.current().check_programs == _config.WARN:
+            ending.say(f"lockstep: warning: {found}.")
+            return
+        self._records.note_difference(found)
+        diagnosis = self._scanner.diagnose()
+        self._has_differed = abort_message.proof(diagnosis)
+        if not is_last:
+            abort_message.fail(self._has_differed, diagnosis)
 
     # A rank notifies
 
