@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,46 @@ UNUSED = """
 step = jax.jit(lambda x, y: x.sum(), keep_unused=me == 1)
 print(float(step(x, x)))
 """
+
+RESULT = """
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+x = jax.make_array_from_callback(x.shape, rows, lambda at: np.arange(4.0 * count)[at])
+y = x[: 8 if me == 1 else 4]
+print(float(y.sum()))
+"""
+BOTH_KNOWN = """
+step, mean = jax.jit(lambda x: x.sum()), jax.jit(lambda x: x.mean())
+for call in (step, mean):
+    call(x)
+for i in range(20):
+    (mean if me == 1 and i == 11 else step)(x)
+"""
+TURNED = """
+mesh = Mesh(np.array(jax.devices()[:: -1 if me == 1 else 1]), ("x",))
+rows = NamedSharding(mesh, P("x"))
+y = jax.make_array_from_callback(x.shape, rows, lambda at: np.arange(4.0 * count)[at])
+print(float(jax.jit(lambda y: jnp.cumsum(y)[3:7].sum())(y)))
+"""
+
+
+@needs_numbers
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (RESULT, r"result 1 is f32\[8\] on process 1, f32\[4\] on processes 0, 2"),
+        (
+            BOTH_KNOWN,
+            r"mean \(program.py:\d+\) and not step|one more operation: divide on process 1",
+        ),
+        (TURNED, r"the mesh is devices 4096, 2048, 0 on process 1, devices 0, 2048, 4096 on"),
+    ],
+    ids=["result", "known", "mesh"],
+)
+def test_alike_calls_are_told_by_their_programs(program: str, words: str) -> None:
+    result = run_lockstep([], HEAD + program, n=3, d=1, timeout=120, expect_status=1, forked=True)
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "process 1 runs another program than processes 0, 2: " in headline, result
+    assert re.search(words, headline), result
 
 
 @needs_numbers

@@ -17,7 +17,7 @@ from lockstep.watchdog import ending
 
 def waits(*_):
     raised = ending._raise_in_main_thread
-    threading.Thread(target=raised, args=("lockstep: process 1 has left",)).start()
+    threading.Timer(0.5, raised, ["lockstep: process 1 has left"]).start()
     end = time.monotonic() + 30
     while time.monotonic() < end:
         time.sleep(0.01)

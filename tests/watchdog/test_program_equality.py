@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.programs.compilations import Program
+from lockstep.watchdog import program_equality
 from lockstep.watchdog.program_equality import Comparison, poll
 
 
@@ -64,3 +66,59 @@ def test_a_program_that_was_not_found_is_neither_the_same_nor_another(
     assert other.same(900, 0, 100) is None
     one.publish({100: LOADED}, {100: []})
     assert other.same(900, 0, 100) is (None if there is NOTHING else True)
+
+
+SUM, MEAN = 1000, 900000
+"""The first numbers of two programs."""
+
+
+def program(name: str, *devices: int) -> Program:
+    return Program(f"jit_{name}", "a.py:7", name, devices or (0, 1, 2), "")
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
+    """Three processes; what they differ in is the digest and the devices of each one's program."""
+    monkeypatch.setattr(program_equality, "_OTHERS_SECONDS", 0.0)
+    monkeypatch.setattr("lockstep.programs.modules.publish", lambda store: None)
+    monkeypatch.setattr(
+        "lockstep.programs.modules.explain",
+        lambda _, found: {p: (one.digest, one.devices) for p, one in found.items()},
+    )
+    store: Any = Shared()
+    peers: Any = [OneCore()] * 3
+    return [Comparison(store, peers, process) for process in range(3)]
+
+
+def publish(job: list[Comparison], programs: dict[int, Program], only: int | None = None) -> None:
+    for process, one in enumerate(job):
+        if only in (None, process):
+            one.publish(dict.fromkeys(programs, LOADED), {n: [p] for n, p in programs.items()})
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_what_a_third_process_runs_is_read_from_its_record(job: list[Comparison], own: int) -> None:
+    """All have both programs by now, whichever of two processes is asked."""
+    publish(job, {SUM: program("sum"), MEAN: program("mean")})
+    mine, theirs = (SUM + 5, MEAN + 3) if own == 0 else (MEAN + 3, SUM + 5)
+    found: Any = job[own].difference(mine, 1 - own, theirs, lambda p, n: (p, n) == (2, SUM + 5))
+    assert {p: name for p, (name, _) in found.items()} == {0: "sum", 1: "mean", 2: "sum"}
+    found = job[own].difference(mine, 1 - own, theirs)  # on a host whose records cannot be read
+    assert {p: name for p, (name, _) in found.items()} == {0: "sum", 1: "mean"}
+
+
+def test_meshes_that_differ_are_told(job: list[Comparison]) -> None:
+    turned = (2, 1, 0)
+    for process in range(3):
+        publish(job, {SUM + process: program("sum", *(turned if process == 1 else ()))}, process)
+    executions = {process: SUM + process for process in range(3)}
+    found: Any = job[0].meshes(executions)
+    assert {p: devices for p, (_, devices) in found.items()} == {
+        0: (0, 1, 2),
+        1: turned,
+        2: (0, 1, 2),
+    }
+    # Process 1 has the program of the others too: then its order differs, and not its mesh.
+    publish(job, {SUM + 1: program("sum", *turned), MEAN: program("sum")}, 1)
+    assert job[0].meshes(executions) is None
+    assert job[0].meshes({0: SUM, 2: SUM + 2}) is None

@@ -25,12 +25,11 @@ def note_launches(
 
     An execution by Python code is the first of a program, or one of a program for which JAX has no
     fast path: it lies between ``begin(executable)`` and ``end``, which gets what ``begin`` has
-    returned and what the execution has raised.
-    ``learn(function, executable, args, kwargs, static)`` says that JAX executes the program by its fast path from then on, in calls of ``function`` with
-    such arguments, of which those with the numbers and names in ``static`` are static.
-    ``fast(jitted, args, kwargs, results)`` is called after each of these, with
-    ``jitted.__wrapped__`` as the function. Of a program that was compiled ahead of time ``jitted``
-    itself is the function, and its arguments are not known.
+    returned and what the execution has raised. JAX calls ``learn`` when it executes the program by
+    its fast path from then on, with the function, the executable, args and kwargs of such calls,
+    and the numbers and names of those that are static. ``fast(jitted, args, kwargs, results)`` is
+    called after each of these, with ``jitted.__wrapped__`` as the function. Of a program that was
+    compiled ahead of time ``jitted`` itself is the function, and its arguments are not known.
     """
     pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
     pjit: Any = importlib.import_module("jax._src.pjit")

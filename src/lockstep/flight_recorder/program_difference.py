@@ -62,10 +62,11 @@ class Difference:
         return few.processes if is_minority else tuple(sorted(few.processes + many.processes))
 
     @property
-    def is_of_shapes(self) -> bool:
-        """Whether an argument or a result has another shape or dtype."""
-        return self.kind == DTYPES or (
-            self.kind == ARGUMENTS and all(_SHAPE.fullmatch(side.what) for side in self.sides)
+    def is_of_arguments(self) -> bool:
+        """Whether an argument has another shape or dtype."""
+        return self.subject.startswith("argument ") and (
+            self.kind == DTYPES
+            or (self.kind == ARGUMENTS and all(_SHAPE.fullmatch(side.what) for side in self.sides))
         )
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep import _config
@@ -86,30 +86,70 @@ class Comparison:
         there = self._store.values(f"{_PREFIX}/{peer}")
         return {int(execution): value for execution, value in there.items()}
 
-    def difference(self, execution: int, peer: int, theirs: int) -> Difference | None:
+    def difference(
+        self,
+        execution: int,
+        peer: int,
+        theirs: int,
+        has_run: Callable[[int, int], bool] = lambda process, number: False,
+    ) -> Difference | None:
         """In what the programs of two executions differ, which `same` has found to differ.
 
-        None where it is not known what a process runs.
+        ``has_run``: whether a process is known to have made an execution of this number. None where
+        it is not known what a process runs.
         """
-        found: dict[int, Program] = {}
-        end = time.monotonic() + _OTHERS_SECONDS
-        while True:
-            for process in set(range(len(self._peers))) - found.keys():
-                # A process runs one of the two programs: under its number, or under another one.
-                numbers = (execution, theirs) if process != peer else (theirs,)
-                if program := self._compiled(process, numbers):
-                    found[process] = program
-            if len(found) == len(self._peers) or time.monotonic() > end:
-                break
-            time.sleep(_POLL_SECONDS)
+        numbers = {process: [execution, theirs] for process in range(len(self._peers))}
+        numbers |= {self._process: [execution], peer: [theirs]}
+        # A process that has both programs by now may run either: its record shows which one.
+        found = self._found(numbers, has_run)
         if self._process not in found or peer not in found:
             return None
         return modules.explain(self._store, found)
 
+    def meshes(self, executions: Mapping[int, int]) -> Difference | None:
+        """In what the meshes differ on which processes run a function, by what each executes.
+
+        None where they do not, or where a process has the program of another one too: then it is
+        their order that differs.
+        """
+        found = self._found({process: [number] for process, number in executions.items()})
+        if (
+            len({p.name for p in found.values()}) != 1
+            or len({p.devices for p in found.values()}) < 2
+        ):
+            return None
+        for process, own in found.items():
+            known = self._published if process == self._process else self._of(process)
+            keys = {program.key for near in known.values() for program in _programs(near)}
+            if keys & {program.key for program in found.values()} != {own.key}:
+                return None
+        return modules.explain(self._store, found)
+
+    def _found(
+        self,
+        numbers: Mapping[int, Sequence[int]],
+        has_run: Callable[[int, int], bool] = lambda process, number: False,
+    ) -> dict[int, Program]:
+        """The program of each process, by the numbers of which it executes one, where it is known
+        in time."""
+        found: dict[int, Program] = {}
+        end = time.monotonic() + _OTHERS_SECONDS
+        while True:
+            for process in numbers.keys() - found.keys():
+                some = numbers[process]
+                run = [n for n in some if has_run(process, n)] if len(some) > 1 else []
+                if program := self._compiled(process, run or some):
+                    found[process] = program
+            if len(found) == len(numbers) or time.monotonic() > end:
+                return found
+            time.sleep(_POLL_SECONDS)
+
     def _compiled(self, process: int, numbers: Sequence[int]) -> Program | None:
+        """None also where it is not known which one of two: it has both programs."""
         values = self._published if process == self._process else self._of(process)
-        near = next(filter(None, (_near(values, number) for number in numbers)), None)
-        return next(iter(_programs(near)), None) if near else None
+        found = [near for number in numbers if (near := _near(values, number))]
+        programs = [program for near in found for program in _programs(near)[:1]]
+        return programs[0] if len({program.key for program in programs}) == 1 else None
 
     def note_that_programs_vary(self) -> None:
         if not self._varies:

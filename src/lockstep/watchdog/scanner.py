@@ -6,6 +6,7 @@ is decided in `lockstep.flight_recorder`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -85,6 +86,7 @@ class Scanner:
             # The quick scan knows more of a host that has not answered this time.
             found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
+            found = self._with_meshes(found)
             abort_message.fail(abort_message.proof(found), found)
             return
         self._stalls.scan(found, self.diagnose)
@@ -94,6 +96,17 @@ class Scanner:
         self._pause = min(2 * self._pause, _MAX_PAUSE) if waits_on else _FIRST_PAUSE
         rest = rest_after(self._scans, time.thread_time() - used)
         self._next_scan = now + max(self._pause, _BACKOFF * (now - began), rest)
+
+    def _with_meshes(self, found: diagnose.Diagnosis) -> diagnose.Diagnosis:
+        """A circle of waits that comes from the meshes is told by these."""
+        if found.kind is not diagnose.Kind.CYCLE:
+            return found
+        calls = {row.index: row.call.entry.run_id for row in found.rows if row.call}
+        with contextlib.suppress(Exception):  # the service is gone
+            if meshes := self._comparison.meshes(calls):
+                self._records.note_difference(meshes)
+                return self.diagnose_with_lines()
+        return found
 
     def diagnose(
         self, by_numbers: bool = False, latest: int | None = None, asks_all: bool = True

@@ -270,16 +270,20 @@ class Watchdog(threading.Thread):
         """Finds in what two programs differ; whether that is only to be a warning."""
         found = None
         with contextlib.suppress(Exception):
-            found = self._comparison.difference(execution, peer, theirs)
+            found = self._comparison.difference(execution, peer, theirs, self._has_run)
         if _config.current().check_programs == _config.WARN:
             what = found or f"processes {self._process} and {peer} run different programs"
             if self._process < peer:
                 print(f"lockstep: warning: {what}.", file=sys.stderr, flush=True)
             return True
         # Another function, and arguments of another shape, are told by the calls themselves.
-        if found and not found.is_of_shapes and found.is_of_one_function:
+        if found and not found.is_of_arguments and found.is_of_one_function:
             self._records.note_difference(found)
         return False
+
+    def _has_run(self, process: int, execution: int) -> bool:
+        rings = self._records.record(process).rings  # of another host: none
+        return any(entry.run_id == execution for ring in rings for entry in ring.entries)
 
     def _note_that_programs_vary(self) -> None:
         with contextlib.suppress(Exception):
