@@ -86,6 +86,14 @@ def test_programs_of_this_process_or_without_collectives_are_left_out(programs: 
     assert entries(own) == []
 
 
+def test_whether_a_program_has_collectives_is_known_once_it_is_launched(programs: Any) -> None:
+    own = record()
+    assert own.has_collectives(b"step") is None
+    slow(own, b"step")
+    slow(own, b"quiet")
+    assert [own.has_collectives(each) for each in (b"step", b"quiet", b"?")] == [True, False, None]
+
+
 def test_a_function_that_has_local_programs_too_is_told_by_its_results(programs: Any) -> None:
     own = record()
     both = function(own, b"step", b"local")

@@ -328,6 +328,12 @@ class Record:
             whole = bytes(self._map)
         return format.parse(whole, latest=latest)
 
+    def has_collectives(self, fingerprint: bytes) -> bool | None:
+        """Whether a program has them; None: it was not launched."""
+        known = [(one.key, one.at) for one in compilations.of_executable(fingerprint)]
+        found = [self._launched[key] is not None for key in known if key in self._launched]
+        return found[-1] if found else None
+
     def programs(self) -> dict[int, Program]:
         """The programs that were launched, by the run id of their entries."""
         return {each.run_id: each.program for each in list(self._launched.values()) if each}

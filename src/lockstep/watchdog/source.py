@@ -22,6 +22,8 @@ class Source:
     """The programs that were launched, by the run ids in the record."""
     owner: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """The process of each device, where the record is of launches: these are compared."""
+    has_collectives: Callable[[bytes], bool | None] = lambda _: None
+    """Whether the program of this fingerprint has collectives; None: it was not looked at."""
     counts: LibraryCounts | None = None
     """What the library says itself. It is one of GPUs then, for which XLA compiles on all processes
     together."""

@@ -85,7 +85,7 @@ class Watch(threading.Thread):
         if source.is_of_launches:
             self._launches = Launches(store, own.process, source.owner, source.programs)
         self._without_collectives = without_collectives.Comparison(
-            store, own.process, lambda: source.owner, lambda _: None
+            store, own.process, lambda: source.owner, source.has_collectives
         )
         self._folder = folder
         self._has_ended = False
