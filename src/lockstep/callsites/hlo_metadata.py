@@ -45,8 +45,9 @@ _OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
 _MAX_STEPS = 8
 # The parts of an instruction that describe its origin and the machine.
 _ORIGINS = re.compile(
-    r', metadata=\{(?:[^{}"]|"[^"]*")*\}'
-    r"|, (?:backend_config|frontend_attributes)=\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+    r', metadata=\{[^{}"]*(?:"[^"]*"[^{}"]*)*\}'
+    r"|, (?:backend_config|frontend_attributes)="
+    r"\{[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*\}"
 )
 _BACKEND_CONFIG = ", backend_config="
 _CHOSEN_OR_NUMBERED = re.compile(
@@ -173,7 +174,7 @@ def name(text: str) -> str:
 
 def compiler_options(text: str) -> str:
     """What a module or an executable was compiled with, by its text; "": as usual."""
-    given = _OPTIONS.search(text)
+    given = _OPTIONS.search(text) if OPTIONS in text else None  # which is found much sooner
     return given[1] if given else ""
 
 
@@ -200,10 +201,19 @@ def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
 
 def instructions(text: str) -> Iterator[str]:
     """The lines of a compiled program, without where they come from."""
+    if " custom-call(" not in text:
+        yield from filter(_is_instruction, _ORIGINS.sub("", text).splitlines())
+        return
     for line in text.splitlines():
-        if line.startswith(("%", "ENTRY", "  ", "}")):
+        if _is_instruction(line):
             is_call = " custom-call(" in line and not _CHOSEN_OR_NUMBERED.search(line)
-            yield _ORIGINS.sub(_without_addresses if is_call else "", line)
+            yield (
+                _ORIGINS.sub(_without_addresses if is_call else "", line) if "={" in line else line
+            )
+
+
+def _is_instruction(line: str) -> bool:
+    return line.startswith(("%", "ENTRY", "  ", "}"))
 
 
 def _without_addresses(found: re.Match[str]) -> str:

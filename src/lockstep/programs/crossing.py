@@ -24,8 +24,13 @@ def crosses_processes(text: str, processes: Sequence[int]) -> bool:
 
     ``text``: the compiled program; ``processes``: that of each device, in the program's order.
     """
-    lines = [line for line in text.splitlines() if _OP.search(line)]
+    lines = [_line(text, found) for found in _OP.finditer(text)]
     return not lines or not all(_is_local(line, processes) for line in lines)
+
+
+def _line(text: str, found: re.Match[str]) -> str:
+    end = text.find("\n", found.end())
+    return text[text.rfind("\n", 0, found.start()) + 1 : end if end >= 0 else None]
 
 
 def _is_local(line: str, processes: Sequence[int]) -> bool:
