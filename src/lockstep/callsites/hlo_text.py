@@ -54,7 +54,7 @@ def arguments(text: str) -> tuple[str, ...]:
     _, _, entry = text.partition("\nENTRY ")
     found = {}
     for line in entry.partition("\n}")[0].splitlines():
-        if argument := _ARGUMENT.search(line):
+        if " parameter(" in line and (argument := _ARGUMENT.search(line)):
             index = int(argument["index"])
             name = _NAME.search(argument["rest"])
             called = name[1].replace("\\'", "'") if name else f"argument {index + 1}"
