@@ -332,20 +332,22 @@ def test_other_programs_at_one_place_are_a_mismatch(programs: Any) -> None:
     assert (found.kind, found.groups) == (diagnose.Kind.ONE_SIDED, ((0,), (1,)))
 
 
-def test_a_program_in_the_place_of_a_freed_one_is_not_taken_for_it() -> None:
+def test_a_program_in_the_place_of_a_freed_one_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Compiled:
         """What JAX calls for a program that was compiled ahead of time."""
 
+    def address(thing: object) -> int:
+        return 1 if isinstance(thing, Compiled) else id(thing)
+
+    monkeypatch.setattr(jitted, "id", address, raising=False)
     functions, one = jitted.Functions(), Compiled()
     program = Program("jit_step", "train.py:3", "ab", (0, 1), "", b"")
     launched = jitted.Launched(program, 7, 5, (0, 1), frozenset({0, 1}), b"", b"", b"", True)
     functions.learn(one, launched, (), {})
     assert functions.launched_by(one, (), {}, ()) == (launched, True)
-    place = id(one)
     del one
-    others = []
-    while id(other := Compiled()) != place:
-        others.append(other)
-        assert len(others) < 1000
+    other = Compiled()
     functions.learn(other, None, (), {})  # it has no collectives
     assert functions.launched_by(other, (), {}, LOCAL) == (None, False)
