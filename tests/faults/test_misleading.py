@@ -8,7 +8,7 @@ import pytest
 
 from faults.harness import PROGRAMS, TIMEOUT, line
 from lanes import sample
-from of_this_jax import needs_numbers
+from of_this_jax import needs_numbers, where_numbered
 from support import Result, assert_unsaid, start_lockstep
 
 PROGRAM = PROGRAMS / "misleading.py"
@@ -137,7 +137,8 @@ def test_a_process_that_does_not_come_is_first_in_the_last_line_with_its_line() 
 
 def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None:
     said = report_of("device_order", "-d", "2").said_by_launcher
-    assert ": the same devices in another order (exit code 1)" in said.splitlines()[0], said
+    assert where_numbered("in loss (") in said.splitlines()[0], said
+    assert where_numbered("the mesh is devices ") in said.splitlines()[0], said
     assert "Likely: the processes have the same devices in another order, as in a mesh of" in said
     assert_unsaid("a set", said)
 

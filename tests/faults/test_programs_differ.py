@@ -16,7 +16,7 @@ from of_this_jax import needs_numbers
 from support import assert_unsaid, run_lockstep
 
 HEAD = """
-import jax, os
+import jax, os, time
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -93,6 +93,8 @@ TURNED = """
 mesh = Mesh(np.array(jax.devices()[:: -1 if me == 1 else 1]), ("x",))
 rows = NamedSharding(mesh, P("x"))
 y = jax.make_array_from_callback(x.shape, rows, lambda at: np.arange(4.0 * count)[at])
+if me == 0:  # it shows which of the others is the odd one
+    time.sleep(0.5)
 print(float(jax.jit(lambda y: jnp.cumsum(y)[3:7].sum())(y)))
 """
 

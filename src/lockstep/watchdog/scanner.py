@@ -35,6 +35,8 @@ _REST = 250.0
 """The same in processor time for the later scans of one wait, which find less: so a process that
 waits takes 0.4% of a core for them, with however many records there are to read."""
 _MAX_REST = 5.0
+_LATE_SECONDS = 1.0
+"""How long a circle of waits waits for the processes that are not in it."""
 _LINES_TIMEOUT = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
@@ -98,9 +100,17 @@ class Scanner:
         self._next_scan = now + max(self._pause, _BACKOFF * (now - began), rest)
 
     def _with_meshes(self, found: diagnose.Diagnosis) -> diagnose.Diagnosis:
-        """A circle of waits that comes from the meshes is told by these."""
+        """A circle of waits that comes from the meshes is told by these.
+
+        A process that has not come yet may show which one is the odd one.
+        """
         if found.kind is not diagnose.Kind.CYCLE:
             return found
+        end = time.monotonic() + _LATE_SECONDS
+        while not all(row.call for row in found.rows) and time.monotonic() < end:
+            time.sleep(0.02)
+            later = self.diagnose()
+            found = later if later.kind is diagnose.Kind.CYCLE else found
         calls = {row.index: row.call.entry.run_id for row in found.rows if row.call}
         with contextlib.suppress(Exception):  # the service is gone
             if meshes := self._comparison.meshes(calls):
