@@ -17,11 +17,11 @@ from support import run_lockstep
 PROGRAM = """
 import time
 import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 def main():
     jax.distributed.initialize()
-    rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
+    rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
     local = np.ones(jax.local_device_count(), np.float32)
     x = jax.make_array_from_process_local_data(rows, local)
     total = jax.jit(jnp.sum)
@@ -34,10 +34,10 @@ t = main()
 """
 CAUGHT = """
 import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 jax.distributed.initialize()
-rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
 local = np.ones((jax.local_device_count(), {size}), np.float32)
 x = jax.make_array_from_process_local_data(rows, local)
 total = jax.jit(lambda x: x.sum(0))
@@ -59,10 +59,10 @@ thread.join()
 OVER_GLOO_CAUGHT = """
 import os
 import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 jax.distributed.initialize()
-rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
 x = jax.make_array_from_process_local_data(rows, np.ones((1, SIZE), np.float32))
 total = jax.jit(lambda x: x.sum(0))
 for step in range(10):
