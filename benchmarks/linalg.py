@@ -26,8 +26,6 @@ import ctypes
 import gc
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +33,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from scalapack import ScaLAPACK, output_of
 
 HERE = Path(__file__).resolve()
 ROUTINES = (
@@ -225,15 +225,6 @@ def _bytes_here(x: Any) -> int:
     return sum(shard.data.nbytes for shard in x.addressable_shards)
 
 
-def _run(command: list[str], env: dict[str, str]) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **env}, timeout=1200
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-    return done.stdout
-
-
 def measure(
     options: argparse.Namespace, routine: str, size: tuple[int, int], by: str
 ) -> list[dict]:
@@ -250,13 +241,13 @@ def measure(
     arguments += ["--gpu"] if options.gpu else []
     arguments += ["--dtype", options.dtype, "--repeats", str(options.repeats), "--by", by]
     if by != "lockstep" or options.gpu:
-        out = _run([sys.executable, *arguments], {})
+        out = output_of([sys.executable, *arguments], {})
     else:
         sizes = ["-n", str(options.processes), "-d", str(options.devices)]
         launch = [sys.executable, "-m", "lockstep", "run", *sizes, "--bind", "cores", *arguments]
         # XLA needs a thread for each device that waits in a collective, beside those that compute.
         threads = {"NPROC": str(4 * options.devices)} if options.devices > 1 else {}
-        out = _run(launch, {"OPENBLAS_NUM_THREADS": "1", **threads})
+        out = output_of(launch, {"OPENBLAS_NUM_THREADS": "1", **threads})
     lines = [x for x in out.splitlines() if '"seconds"' in x]
     return [json.loads(line[line.index("{") :]) for line in lines]
 
@@ -282,56 +273,6 @@ def size_of(text: str) -> tuple[int, int]:
 
 def widths(options: argparse.Namespace, routine: str) -> list[str]:
     return [str(k) for k in options.rhs] if routine in WITH_B else ["1"]
-
-
-class ScaLAPACK:
-    """Its driver, compiled; the block size and the grid are searched once for each problem."""
-
-    def __init__(self, options: argparse.Namespace, folder: str) -> None:
-        self.ranks, self.repeats = options.processes, options.repeats
-        self.binary: str | None = str(Path(folder) / "scalapack")
-        self.best: dict[tuple[str, tuple[int, int]], tuple[int, tuple[int, int]]] = {}
-        tools = shutil.which("mpicc") and shutil.which("mpirun")
-        if options.gpu or not tools or options.dtype != "float64":
-            self.binary = None
-            return
-        source = str(HERE.with_name("scalapack.c"))
-        command = ["mpicc", "-O2", source, "-o", self.binary, "-lscalapack-openmpi"]
-        built = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        if built.returncode:
-            print(f"no ScaLAPACK: {built.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-            self.binary = None
-
-    def seconds(self, routine: str, n: tuple[int, int], rhs: str) -> float | None:
-        """The least of the repeats with the best block size and grid; None without ScaLAPACK."""
-        if self.binary is None or routine == "polar":
-            return None
-        if (routine, n) not in self.best:
-            grids = sorted({(1, self.ranks), (self.ranks, 1)})
-            found = {
-                (block, grid): self._run(routine, n, rhs, block, grid, 1)
-                for block in (32, 64, 128)
-                for grid in grids
-            }
-            self.best[routine, n] = min(found, key=found.__getitem__)
-        # One more, for its first call is slower too.
-        return self._run(routine, n, rhs, *self.best[routine, n], self.repeats + 1)
-
-    def _run(
-        self,
-        routine: str,
-        size: tuple[int, int],
-        rhs: str,
-        block: int,
-        grid: tuple[int, int],
-        repeats: int,
-    ) -> float:
-        command = ["mpirun", "--oversubscribe", "-n", str(self.ranks)]
-        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command += [str(self.binary), routine, *map(str, size), rhs, str(block)]
-        command += [*map(str, grid), str(repeats)]
-        out = _run(command, {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
-        return min(map(float, out.split()))
 
 
 def compare(
