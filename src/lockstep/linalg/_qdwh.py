@@ -96,7 +96,7 @@ def _flat(slots: jax.Array) -> jax.Array:
 
 
 def _bound(x: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """Two factors of the Frobenius norm, an upper bound of the largest singular value.
+    """Returns two factors of the Frobenius norm, which no singular value exceeds.
 
     Their product can overflow where no singular value does. For a matrix of zeros they are 1.
     """
