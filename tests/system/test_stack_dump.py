@@ -128,6 +128,7 @@ pathlib.Path(sys.argv[1]).with_suffix(".ready").touch()
 time.sleep(100)
 """
     with running(program, path) as pid:
+        wait_until(lambda: ") S " in Path(f"/proc/{pid}/stat").read_text(), "it sleeps")
         text = stack_dump.request(pid, path, 10)
         assert f"The system says of process {pid}: it sleeps" in text
         assert "s of processor time" in text
