@@ -48,6 +48,21 @@ for i in range(30):
     time.sleep(0.05)
 print("right", float(total(x) + loss))
 """
+OUT_OF_REACH = """
+from jax._src.distributed import global_state
+
+(x + 1).block_until_ready()
+for _ in range(20):
+    float(total(x))
+    time.sleep(0.1)
+if me == 1:  # as where the link to process 0 is cut one way
+    unanswered = lambda *_: time.sleep(60)
+    for name in ("key_value_dir_get", "key_value_dir_get_bytes"):
+        setattr(type(global_state.client), name, unanswered)
+    time.sleep(2)
+    float(total(x))
+time.sleep(60)
+"""
 SAID = "process 1 runs another program than processes 0, 2: in step (program.py:{}) a constant is "
 VALUES = "3.0 on process 1, 2.0 on processes 0, 2, program.py:16: return x * scale"
 
@@ -93,3 +108,13 @@ def test_what_one_process_computes_for_its_log_is_no_difference(collectives: str
     result = run_lockstep(options, PROGRAM + LOGS, n=2, d=2, timeout=120, forked=True)
     assert result.stdout.count("right") == 2, result
     assert_unsaid("another program", result.stderr)
+
+
+@pytest.mark.full
+def test_an_error_has_its_words_where_the_service_does_not_answer() -> None:
+    """The watchdog gives up in time: "waits" is its word, "waited" that of the launcher."""
+    options = ["--collective-timeout", "4", "--grace", "1"]
+    program = PROGRAM + OUT_OF_REACH
+    result = run_lockstep(options, program, n=2, d=1, timeout=120, expect_status=None, forked=True)
+    assert result.status not in (0, None), result
+    assert "has not arrived yet; process 1 waits in its 21st: all-reduce" in result.stderr, result

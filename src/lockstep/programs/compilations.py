@@ -39,6 +39,7 @@ _MAX_KEPT = 1 << 26
 """Bytes of all modules that are kept: beyond, a difference is found but not explained."""
 _MAX_UNPACKED = 1 << 26
 _MAX_MADE = 1 << 10
+"""Executables that are kept until the watchdog has looked: beyond, they are not compared."""
 _MAX_PACKED = 1 << 22
 """Bytes of a module that are packed: a longer one has large constants."""
 _HARMLESS = re.compile(

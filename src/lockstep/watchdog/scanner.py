@@ -108,7 +108,7 @@ class Scanner:
             return found
         end = time.monotonic() + _LATE_SECONDS
         while not all(row.call for row in found.rows) and time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(0.1)
             later = self.diagnose()
             found = later if later.kind is diagnose.Kind.CYCLE else found
         calls = {row.index: row.call.entry.run_id for row in found.rows if row.call}

@@ -39,13 +39,13 @@ from lockstep.watchdog import (
     first_to_judge,
     program_equality,
     shutdown_hook,
-    without_collectives,
 )
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import RemoteHosts
 from lockstep.watchdog.scanner import Scanner
+from lockstep.watchdog.without_collectives import Comparison as WithoutCollectives
 
 _POLL_SECONDS = 1.0
 _STOP_TIMEOUT = 10.0
@@ -53,10 +53,6 @@ _STOP_TIMEOUT = 10.0
 _PAUSE_SECONDS = 0.01
 _HOST_REPORT_TIMEOUT = 0.25
 """Seconds for the processes of a lost process's host to report how it died."""
-
-
-def _owner() -> dict[int, int]:
-    return {device.id: device.process_index for device in _jax_compat.all_devices()}
 
 
 class Watchdog(threading.Thread):
@@ -68,6 +64,7 @@ class Watchdog(threading.Thread):
         records: Records,
         sites: SiteWriter,
         comparison: Comparison,
+        without_collectives: WithoutCollectives,
         remote: RemoteHosts | None,
         store: Store,
     ) -> None:
@@ -96,9 +93,7 @@ class Watchdog(threading.Thread):
         self._scanner = Scanner(peers, records, sites, comparison, remote)
         self._has_differed = ""
         """The error, where programs without collectives differ."""
-        self._without_collectives = without_collectives.Comparison(
-            store, self._process, _owner, sites.has_collectives
-        )
+        self._without_collectives: WithoutCollectives | None = without_collectives
 
     def _watch_peer(self, peer: Peer) -> None:
         try:
@@ -166,6 +161,8 @@ class Watchdog(threading.Thread):
             self._remote.tell_end(how)
 
     def stop_responding(self) -> None:
+        """Leaves what others ask, and what is compiled from now on, to the next watchdog."""
+        self._without_collectives = None
         if self._remote:
             self._remote.stop()
 
@@ -200,7 +197,8 @@ class Watchdog(threading.Thread):
             self._compare_without_collectives()
 
     def _compare_without_collectives(self, is_last: bool = False) -> None:
-        found = self._without_collectives.difference(is_last)
+        compared = self._without_collectives
+        found = compared.difference(is_last) if compared else None
         if found is None or bindings.abort_text():
             return
         if _config.current().check_programs == _config.WARN:

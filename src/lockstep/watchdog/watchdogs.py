@@ -11,6 +11,7 @@ from lockstep.engine import bindings
 from lockstep.job import current_job
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
+from lockstep.watchdog import without_collectives
 from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.own_waits import OwnWaits, watch_callbacks, watch_threads
 from lockstep.watchdog.program_equality import Comparison
@@ -79,8 +80,12 @@ def start(
             lambda: watchdog.hurry(),
         )
         remote = RemoteHosts([*peers, *agents], process, local)
-    compared = Comparison(store.within(_STORE_SECONDS), peers, process)
-    watchdog = Watchdog(peers, records, sites, compared, remote, store)
+    bounded = store.within(_STORE_SECONDS)
+    compared = Comparison(bounded, peers, process)
+    without = without_collectives.Comparison(
+        bounded, process, _owner, sites.has_collectives, len(watchdogs.all)
+    )
+    watchdog = Watchdog(peers, records, sites, compared, without, remote, store)
     if remote:
         remote.start()
     watchdog.start()
@@ -88,6 +93,11 @@ def start(
     if len(watchdogs.all) == 1:
         at_the_end(watchdogs.tell_end, lambda: None)  # while the others do not know that it ends
     mark_the_end(peers[process].label, watchdogs.stop)
+
+
+def _owner() -> dict[int, int]:
+    """The process of each device."""
+    return {device.id: device.process_index for device in _jax_compat.all_devices()}
 
 
 def hold(program: Any) -> None:

@@ -57,7 +57,7 @@ def of_each(some: Mapping[int, list[Variant]]) -> dict[int, Variant]:
 
 
 def _alone(some: list[Variant], others: list[Variant]) -> list[Variant]:
-    """Those that are not among ``others``, neither as lowered nor as compiled."""
+    """Returns the variants that are not among ``others``, neither as lowered nor as compiled."""
     known = {name for variant in others for name in variant}
     return [variant for variant in some if not known & set(variant)]
 
@@ -71,10 +71,12 @@ class Comparison:
         process: int,
         owner: Callable[[], Mapping[int, int]],
         has_collectives: Callable[[bytes], bool | None],
+        start: int = 0,
     ) -> None:
         """``owner``: the process of each device; ``has_collectives``: of a program that is known
-        by its fingerprint."""
+        by its fingerprint; ``start``: how many starts of the collectives this job had before."""
         self._store = store
+        self._folder = f"{_PREFIX}/{start}"
         self._process = process
         self._owner = owner
         self._has_collectives = has_collectives
@@ -99,7 +101,7 @@ class Comparison:
             return None
         if sum([self._add(*one) for one in made]):
             self._looks = 0
-            name = f"{_PREFIX}/{self._process}/{_NOW}"
+            name = f"{self._folder}/{self._process}/{_NOW}"
             self._store.put(name, self._published(), overwrite=True)
         self._looks += 1
         if not self._kinds or (not is_last and self._looks > _EAGER_LOOKS and self._looks % _LATER):
@@ -139,12 +141,12 @@ class Comparison:
     def _others(self, is_last: bool) -> dict[int, tuple[int, Kinds]]:
         """What the first process of each program has published; of all, if ``is_last``."""
         if is_last:
-            found = self._store.values(_PREFIX)
+            found = self._store.values(self._folder)
             return {int(name.partition("/")[0]): _read(value) for name, value in found.items()}
         owner = self._owner()
         first = {min(owner[d] for d in p.devices) for p in self._programs.values()}
-        found = {p: self._store.values(f"{_PREFIX}/{p}").get(_NOW) for p in first - {self._process}}
-        return {process: _read(value) for process, value in found.items() if value}
+        others = {p: self._store.values(f"{self._folder}/{p}") for p in first - {self._process}}
+        return {p: _read(found[_NOW]) for p, found in others.items() if _NOW in found}
 
     def _explain(self, kind: str, at: int) -> Difference | None:
         owner = self._owner()
