@@ -15,7 +15,7 @@ namespace lockstep {
 
 class FrameParser {
  public:
-  // Tells the parser who greets and who may send, and takes in what has come.
+  // Knows who greets and who may send, and receives what has arrived.
   class Owner {
    public:
     // The process that greets. Throws Error when the greeting is not accepted.

@@ -25,7 +25,7 @@ from lockstep.linalg import (
 )
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._qr import QRPlan
-from lockstep.linalg._shards import check_square, is_inside, place_beside, place_shard
+from lockstep.linalg._shards import check_square, given_specs, is_inside, place_beside, place_shard
 from lockstep.linalg._singular import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -57,7 +57,7 @@ def qr_shardmap_ctx(
     Raises:
       ValueError, TypeError: as `qr`.
     """
-    function, spec = "qr_shardmap_ctx", _spec(matrix_specs, in_specs)
+    function, spec = "qr_shardmap_ctx", given_specs(matrix_specs, in_specs)
     placed, shape = _place(function, a, mesh, spec)
     plan = QRPlan.of(shape, placed, _validation.tile_size(function, T_A))
     q, r = (_qr.compute if placed.inside else _qr.decompose)(a, plan, "reduced")
@@ -91,7 +91,7 @@ def lu_solve_shardmap_ctx(
     Raises:
       ValueError, TypeError: as `lu_solve`.
     """
-    function, given = "lu_solve_shardmap_ctx", _spec(matrix_specs, in_specs)
+    function, given = "lu_solve_shardmap_ctx", given_specs(matrix_specs, in_specs)
     if not is_inside():
         x, status = _lu_factor.lu_solve(a, b, T_A, mesh, given, trans=trans, return_status=True)
         return a, x, status[None]
@@ -138,7 +138,7 @@ def least_squares_shardmap_ctx(
     Raises:
       ValueError, TypeError: as `least_squares`.
     """
-    function, given = "least_squares_shardmap_ctx", _spec(matrix_specs, in_specs)
+    function, given = "least_squares_shardmap_ctx", given_specs(matrix_specs, in_specs)
     placed, b_placed, shape = _place_both(function, a, b, mesh, given)
     tile = _validation.tile_size(function, T_A)
     x = _least_squares.solve(a, b, shape, placed, b_placed, tile)
@@ -173,7 +173,7 @@ def gesvd_shardmap_ctx(
     Raises:
       ValueError, TypeError: as `gesvd`.
     """
-    function, spec = "gesvd_shardmap_ctx", _spec(matrix_specs, in_specs)
+    function, spec = "gesvd_shardmap_ctx", given_specs(matrix_specs, in_specs)
     placed, shape = _place(function, a, mesh, spec)
     tile = _validation.tile_size(function, T_A)
     plan = Plan.of(shape, placed, compute_u, compute_vh, full_matrices, tile)
@@ -205,17 +205,13 @@ def polar_shardmap_ctx(
     Raises:
       ValueError, TypeError: as `polar`.
     """
-    function, spec = "polar_shardmap_ctx", _spec(matrix_specs, in_specs)
+    function, spec = "polar_shardmap_ctx", given_specs(matrix_specs, in_specs)
     placed, shape = _place(function, a, mesh, spec)
     _polar.check_tall(shape)
     tile = _validation.tile_size(function, T_A)
     plan = Plan.of(shape, placed, True, True, False, tile)
     found = (_singular.polar if placed.inside else _polar.decompose)(a, plan)
     return *found[: 2 if compute_h else 1], _status(found[0], placed)
-
-
-def _spec(matrix_specs: Specs, in_specs: Specs) -> Specs:
-    return matrix_specs if in_specs is None else in_specs
 
 
 def _place(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from lockstep.linalg import _cpu_kernels, _eigh, _posdef, _solve, _validation
 from lockstep.linalg._posdef import Plan
-from lockstep.linalg._shards import is_inside, place, place_beside
+from lockstep.linalg._shards import given_specs, is_inside, place, place_beside
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 
@@ -73,7 +73,7 @@ def potrs_shardmap_ctx(
       ValueError: shapes, a mesh or specs that do not fit.
       TypeError: an unsupported dtype, or different dtypes.
     """
-    given = matrix_specs if in_specs is None else in_specs
+    given = given_specs(matrix_specs, in_specs)
     if not is_inside():
         options = {"lower": lower, "return_logdet": return_logdet}
         *found, status = _solve.potrs(a, b, T_A, mesh, given, return_status=True, **options)
@@ -176,7 +176,7 @@ def syevd_shardmap_ctx(
       ValueError: a shape, a mesh or specs that do not fit.
       TypeError: an unsupported dtype.
     """
-    given = matrix_specs if in_specs is None else in_specs
+    given = given_specs(matrix_specs, in_specs)
     if not is_inside():
         *found, status = _eigh.syevd(a, T_A, mesh, given, return_eigenvectors, True, lower=lower)
         return a, *found, status[None]

@@ -9,12 +9,17 @@ from jax.sharding import AbstractMesh
 
 from lockstep import _jax_compat
 from lockstep.linalg import _validation
-from lockstep.linalg._validation import Placed
+from lockstep.linalg._validation import Placed, Specs
 
 
 def is_inside() -> bool:
     """Whether the caller is inside of a `jax.shard_map`."""
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def given_specs(matrix_specs: Specs, in_specs: Specs) -> Specs:
+    """What the caller gives by either of jaxmg's two names for it."""
+    return matrix_specs if in_specs is None else in_specs
 
 
 def place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:

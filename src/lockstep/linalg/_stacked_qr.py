@@ -55,7 +55,7 @@ class Stacked(NamedTuple):
         )
 
     def rows_of_q2(self, s: jax.Array, layout: RowMap) -> jax.Array:
-        """Those of superstep ``s``, (T, P R)."""
+        """The rows of ``q2`` of superstep ``s``, (T, P R)."""
         tile = layout.tile
         right = jnp.arange(layout.rows) >= (s + 1) * tile
         rows = jnp.where(right, lax.dynamic_slice_in_dim(self.packed, s * tile, tile), 0)
