@@ -3,6 +3,7 @@
     python scripts/versions.py                       every cell (make versions)
     python scripts/versions.py --corners             oldest and newest, few cases (.ci/run)
     python scripts/versions.py --python 3.12 --jax 0.11.0 --groups engine faults
+    python scripts/versions.py --jobs 2              two at a time
     python scripts/versions.py --write               also into docs/reference/versions.md
 
 What Lockstep relies on in jaxlib is not a public interface: a new release is tried here before it
@@ -18,6 +19,7 @@ import datetime
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from version_matrix import environments, table
@@ -50,11 +52,15 @@ def main() -> int:
     newest = environments.newest_jax(pythons[max(pythons, key=numbers)], JAX[-1])
     chosen = _chosen(arguments, list(pythons), newest)
     when, wheel = _when(), environments.build_wheel()
-    ran = {}
-    for python, jax in chosen:
+
+    def cell(pair: tuple[str, str]) -> dict[str, Ran]:
+        python, jax = pair
         wanted = cases(jax, arguments.corners)
         groups = {group: wanted[group] for group in arguments.groups}
-        ran[python, jax] = _cell(pythons[python], python, jax, wheel, groups)
+        return _cell(pythons[python], python, jax, wheel, groups)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        ran = dict(zip(chosen, pool.map(cell, chosen), strict=True))
     text = table.render(ran, arguments.groups, missing)
     print(f"\n{text}\n")
     if arguments.write:
@@ -68,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--python", nargs="+", choices=PYTHON, help="these, with every jax asked")
     parser.add_argument("--jax", nargs="+", metavar="VERSION", help="these releases of jax")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--jobs", type=int, default=1, help="so many cells at a time (default: 1)")
     parser.add_argument("--write", action="store_true", help=f"the table into docs/{PAGE.name}")
     arguments = parser.parse_args()
     partial = arguments.corners or arguments.python or arguments.jax
