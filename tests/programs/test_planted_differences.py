@@ -61,6 +61,14 @@ def test_the_first_of_two_alike_calls_is_named(axes: tuple[str, str]) -> None:
     assert_names(explain(one, two, GROUPS), statement, (planted, other), {line_of(0)})
 
 
+def test_a_difference_in_a_jitted_lambda_is_named() -> None:
+    """MLIR prints its name in quotes, here behind another function of the program."""
+    statement = STATEMENTS["a static argument"]
+    before = STATEMENTS["a backward rule"].line("clipped", "v", "w")
+    one, two = (lowered([before, statement.line(n, "v", "w")]) for n in ("3.0", "2.0"))
+    assert_names(explain(one, two, GROUPS), statement, ("3.0", "2.0"), {line_of(1)})
+
+
 @pytest.mark.parametrize(("name", "planted", "other"), ALONE)
 def test_a_difference_of_each_kind_is_named(name: str, planted: str, other: str) -> None:
     statement = STATEMENTS[name]

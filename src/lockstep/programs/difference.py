@@ -23,8 +23,6 @@ _ARGUMENT = re.compile(rf"%arg\d+: (?P<type>[^ ,{{}}()]+){_GIVEN}(?: loc\(\"(?P<
 _RESULT = re.compile(rf"(?P<type>tensor<[^<>]*>){_GIVEN}(?P<name>)")
 _RESULT_NAME = re.compile(r"jax\.result_info = \"(?:result)?([^\"]*)\"")
 _SHARDING = re.compile(r"sdy\.sharding = #sdy\.sharding<(?:[^<>])*>|mhlo\.sharding = \"[^\"]*\"")
-_CALLEE = re.compile(r"\bcall @([\w$.-]+)\(")
-_HEAD = re.compile(r"^func\.func [^@]*@([\w$.-]+)\(")
 _LAYOUT = re.compile(r"mhlo\.layout_mode = \"([^\"]*)\"")
 _DONATION = re.compile(r"jax\.buffer_donor = true|tf\.aliasing_output")
 
@@ -139,9 +137,8 @@ def _called(
     mine, other = _functions(ours), _functions(theirs)
     left, seen = list(pairs), set[str]()
     while left:
-        calls = [_CALLEE.search(op.bare) for op in left.pop(0)]
-        names = {call[1] for call in calls if call}
-        if len(names) != 1 or names <= seen or None in calls:
+        names = {op.called for op in left.pop(0)}
+        if len(names) != 1 or names <= seen or "" in names:
             continue
         seen |= names
         [name] = names
@@ -155,11 +152,8 @@ def _called(
 def _functions(program: Sequence[Operation]) -> dict[str, Sequence[Operation]]:
     """The functions of a program by their names, each with its head."""
     heads = [i for i, op in enumerate(program) if op.name == "func.func"]
-    found = {}
-    for head, end in zip(heads, [*heads[1:], len(program)], strict=True):
-        if name := _HEAD.search(program[head].bare):
-            found[name[1]] = program[head:end]
-    return found
+    ends = [*heads[1:], len(program)]
+    return {program[i].function: program[i:end] for i, end in zip(heads, ends, strict=True)}
 
 
 def _goes_on_alike(ours: Sequence[Operation], theirs: Sequence[Operation], at: int) -> bool:

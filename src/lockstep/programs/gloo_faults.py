@@ -16,6 +16,8 @@ def reduce_scatter_bytes(text: str, devices: int) -> int:
 
     ``text``: of the compiled program, which runs on so many ``devices``.
     """
+    if _SCATTER not in text:
+        return 0
     heads = (line.partition(_SCATTER)[0] for line in text.splitlines() if _SCATTER in line)
     # One over fewer devices takes less.
     return max((devices * _bytes(head.partition(" = ")[2]) for head in heads), default=0)

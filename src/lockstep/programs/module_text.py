@@ -26,8 +26,10 @@ _CALL = re.compile(r"callsite\((#loc\d*) at (#loc\d*)\)")
 _FUSED = re.compile(r"fused(?:<.*>)?\[(#loc\d*)")
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?(?::\d+)?")
 _RESULTS = re.compile(r"^%[\w$.-]+(?::\d+)?(?:, %[\w$.-]+(?::\d+)?)* = ")
-_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.$-]+)")
-_CALLED = re.compile(r"\bcall @([\w.$-]+)\(")
+_NAME = r"@(\"[^\"]*\"|[\w.$-]+)"
+"""MLIR puts a name with other characters into quotes: ``@"<lambda>"``."""
+_FUNCTION = re.compile(rf"func\.func (?:public |private )?{_NAME}\(")
+_CALLED = re.compile(rf"\bcall {_NAME}\(")
 _WITH_REDUCER = re.compile(
     r"\bstablehlo\.(?:all_reduce|reduce|reduce_scatter|reduce_window|scatter|select_and_scatter)\b"
 )
@@ -56,6 +58,16 @@ class Operation:
         return _RESULTS.sub("", self.text).split("(")[0].split(" ")[0].strip('"')
 
     @property
+    def called(self) -> str:
+        """The name of the function that it calls; "" for another operation."""
+        return _named(_CALLED.search(self.text))
+
+    @property
+    def function(self) -> str:
+        """The name of the function whose head this is; "" for another operation."""
+        return _named(_FUNCTION.match(self.text))
+
+    @property
     def value(self) -> str:
         """What a constant is, ``3.000000e+00``; "" for another operation."""
         found = re.search(r"constant dense(?:_resource)?<(.*)> : ", self.text)
@@ -70,6 +82,10 @@ class Operation:
     def is_main(self) -> bool:
         """Whether this is the head of the program's function, with its arguments."""
         return bool(_MAIN.match(self.text))
+
+
+def _named(found: re.Match[str] | None) -> str:
+    return found[1].strip('"') if found else ""
 
 
 def operations(text: str) -> list[Operation]:
@@ -131,14 +147,13 @@ def _placed(found: list[_Printed]) -> list[Operation]:
     calls: dict[str, SourceLine] = {}
     placed, inside = [], ""
     for one in found:
-        if function := _FUNCTION.match(one.text):
-            inside = function[1]
+        inside = _named(_FUNCTION.match(one.text)) or inside
         chain = one.inside.chain if one.inside else one.chain
         place, call = hlo_text.place(chain), calls.get(inside)
         if call is not None and call.file and not _is_in(chain, inside, call):
             place = call
-        if called := _CALLED.search(one.text):
-            calls.setdefault(called[1], place)
+        if called := _named(_CALLED.search(one.text)):
+            calls.setdefault(called, place)
         placed.append(Operation(one.text, place))
     return placed
 

@@ -22,9 +22,9 @@ _SPECS = re.compile(r"in_shardings=\[(.*?)\] out_shardings=\[(.*?)\] manual_axes
 def short_name(operation: Operation) -> str:
     """``multiply``, ``reduce by add``, or the name of the function that is called."""
     applied = re.search(r" applies stablehlo\.(\w+)", operation.text)
-    if called := re.search(r"call @(\w+)\(", operation.text):
-        return called[1]
-    return operation.name.rpartition(".")[2] + (f" by {applied[1]}" if applied else "")
+    return operation.called or operation.name.rpartition(".")[2] + (
+        f" by {applied[1]}" if applied else ""
+    )
 
 
 def calls(
