@@ -197,8 +197,12 @@ STATEMENTS = {
     "an algorithm of a product": operation(
         "T = jnp.matmul(T, U, precision={})", "None", "jax.lax.DotAlgorithmPreset.BF16_BF16_F32"
     ),
-    "a value outside": constant(
-        "T = T.at[np.array([0, 9, 1, 2])].get(mode='fill', fill_value={})", "2.5", "3.5"
+    "a value outside": Statement(
+        "T = T.at[np.array([0, 9, 1, 2])].get(mode='fill', fill_value={})",
+        ("2.5", "3.5"),
+        (CONSTANT,),
+        "{}",
+        is_traced_once=True,
     ),
     "indices that are unique": operation(
         "T = T.at[np.array([0, 2])].add(1.0, unique_indices={})", "True", "False"
