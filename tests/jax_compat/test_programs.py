@@ -1,13 +1,18 @@
-"""Noting the programs that a client of XLA compiles or loads."""
+"""Noting the programs that a client of XLA compiles or loads, and their texts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lockstep import _jax_compat
 from lockstep._jax_compat import programs
+from lockstep.callsites import hlo_metadata, hlo_text
 
 
 class Program:
@@ -56,3 +61,47 @@ def test_a_class_that_cannot_be_changed_is_an_error() -> None:
     with pytest.raises(AttributeError):
         _jax_compat.note_programs(3, print)
     assert not programs._noting
+
+
+def _called_back(x: Any) -> Any:
+    return jax.pure_callback(
+        lambda one: np.asarray(one), jax.ShapeDtypeStruct((4, 4), "float32"), x
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.tanh(x @ x).sum(),
+        lambda x: jax.lax.scan(lambda c, row: (c + row @ x, c), x[0], x),
+        lambda x: jnp.linalg.cholesky(jnp.tril(x), upper=True),
+        _called_back,
+    ],
+    ids=["products", "a loop", "a call", "a callback"],
+)
+def test_a_text_without_origins_has_the_same_digest(function: Callable[[Any], Any]) -> None:
+    """A process that has loaded an executable reads its whole text, and the others that one."""
+    made = jax.jit(function).lower(jnp.eye(4)).compile().runtime_executable()
+    bare, whole = (_jax_compat.text_of_executable(made, origins=given) for given in (False, True))
+    assert "metadata=" in whole
+    assert "metadata=" not in bare
+    assert hlo_metadata.digest(bare) == hlo_metadata.digest(whole)
+
+
+def test_a_call_keeps_what_it_computes_in_a_text_without_origins() -> None:
+    def digest(lower: bool) -> str:
+        solve = jax.jit(lambda a: jax.lax.linalg.triangular_solve(a, a, lower=lower))
+        made = solve.lower(jnp.eye(4)).compile().runtime_executable()
+        return hlo_metadata.digest(_jax_compat.text_of_executable(made))[0]
+
+    assert digest(True) != digest(False)
+
+
+def test_arguments_have_the_names_of_the_module() -> None:
+    lowered = jax.jit(lambda w, x: (w["a"] @ x[0], x[1])).lower({"a": jnp.eye(2)}, (jnp.ones(2), 1))
+    names = _jax_compat.names_of_arguments(lowered.compiler_ir())
+    made = lowered.compile().runtime_executable()
+    bare, whole = (_jax_compat.text_of_executable(made, origins=given) for given in (False, True))
+    assert hlo_text.arguments(bare, names) == hlo_text.arguments(whole)
+    assert hlo_text.arguments(bare, names)[0] == "w['a']: f32[2,2]"
+    assert hlo_text.arguments(bare)[0] == "argument 1: f32[2,2]"

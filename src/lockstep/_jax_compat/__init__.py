@@ -82,6 +82,7 @@ from lockstep._jax_compat.programs import has_passes as has_passes
 from lockstep._jax_compat.programs import is_compiled_function as is_compiled_function
 from lockstep._jax_compat.programs import is_refused_type as is_refused_type
 from lockstep._jax_compat.programs import marked as marked
+from lockstep._jax_compat.programs import names_of_arguments as names_of_arguments
 from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass
 from lockstep._jax_compat.programs import text_of_executable as text_of_executable

@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import io
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
@@ -232,12 +234,40 @@ def _bytecode(module: Any) -> bytes:
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-")
 
 
-def text_of_executable(executable: Any) -> str:
-    """The text of a compiled program, without large constants; "" where jaxlib has none."""
+def text_of_executable(executable: Any, *, origins: bool = False) -> str:
+    """The text of a compiled program, without large constants; "" where jaxlib has none.
+
+    ``origins``: with the lines and names of the Python program, and with what the compiler chose
+    for each instruction. A third of the text is that.
+    """
     try:
-        return "\n".join(module.to_string() for module in executable.hlo_modules())
+        return "\n".join(_text(module, origins) for module in executable.hlo_modules())
     except Exception:  # an executable of another backend may have no HLO; its type of error varies
         return ""
+
+
+def _text(module: Any, origins: bool) -> str:
+    # jaxlib 0.8 has the options in another module than later ones.
+    options = sys.modules[type(module).__module__].HloPrintOptions()
+    options.print_metadata = options.print_backend_config = origins
+    text = module.to_string(options)
+    if " custom-call(" in text and not origins:  # its configuration says what it computes
+        options.print_backend_config = True
+        text = module.to_string(options)
+    return text
+
+
+_NAME_OF_ARGUMENT = re.compile(r'loc\("((?:[^"\\]|\\.)*)"[()]')
+"""The location of an argument; a colon follows the name of a file."""
+
+
+def names_of_arguments(module: Any) -> tuple[str, ...]:
+    """The names that JAX gave to the arguments of a module that is to be compiled."""
+    for one in module.body.operations:
+        if one.operation.name == "func.func" and one.attributes["sym_name"].value == "main":
+            found = [_NAME_OF_ARGUMENT.match(str(each.location)) for each in one.arguments]
+            return tuple(name[1] if name else "" for name in found)
+    return ()
 
 
 def has_collectives(text: str) -> bool:

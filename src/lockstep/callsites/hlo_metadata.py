@@ -50,6 +50,7 @@ _ORIGINS = re.compile(
     r"\{[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*\}"
 )
 _BACKEND_CONFIG = ", backend_config="
+_ORIGIN_NAMES = (", metadata=", _BACKEND_CONFIG, ", frontend_attributes=")
 _CHOSEN_OR_NUMBERED = re.compile(
     r'custom_call_target="(?:__|[^"]*(?:callback|CustomSPMDPartitioning))'
 )
@@ -202,7 +203,9 @@ def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
 def instructions(text: str) -> Iterator[str]:
     """The lines of a compiled program, without where they come from."""
     if " custom-call(" not in text:
-        yield from filter(_is_instruction, _ORIGINS.sub("", text).splitlines())
+        has_origins = any(name in text for name in _ORIGIN_NAMES)  # a tenth of the time of `sub`
+        bare = _ORIGINS.sub("", text) if has_origins else text
+        yield from filter(_is_instruction, bare.splitlines())
         return
     for line in text.splitlines():
         if _is_instruction(line):

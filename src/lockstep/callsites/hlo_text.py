@@ -49,20 +49,27 @@ def place(chain: Sequence[Frame]) -> SourceLine:
     return SourceLine(*own) if own is shown[0] else SourceLine(*own, *shown[0][:2])
 
 
-def arguments(text: str) -> tuple[str, ...]:
-    """The program's arguments, ``x: f32[100,8]``, with the names that JAX recorded."""
+def arguments(text: str, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The program's arguments, ``x: f32[100,8]``, with these ``names``, or those that JAX recorded.
+
+    Only a text with origins has the latter.
+    """
     _, _, entry = text.partition("\nENTRY ")
     found = {}
     for line in entry.partition("\n}")[0].splitlines():
         if " parameter(" in line and (argument := _ARGUMENT.search(line)):
             index = int(argument["index"])
-            name = _NAME.search(argument["rest"])
-            called = name[1].replace("\\'", "'") if name else f"argument {index + 1}"
-            found[index] = f"{called}: {shape(argument['shape'])}"
+            name = names[index] if index < len(names) else _recorded_name(argument["rest"])
+            found[index] = f"{name or f'argument {index + 1}'}: {shape(argument['shape'])}"
     ordered = [found[index] for index in sorted(found)]
     if len(ordered) > _MAX_ARGUMENTS:
         ordered[_MAX_ARGUMENTS // 2 : -_MAX_ARGUMENTS // 2] = []
     return tuple(ordered)
+
+
+def _recorded_name(rest: str) -> str:
+    name = _NAME.search(rest)
+    return name[1].replace("\\'", "'") if name else ""
 
 
 class Frames:

@@ -72,6 +72,8 @@ class Program:
     """The name of the thread that launched it first; "": not known."""
     arguments: tuple[str, ...] = ()
     """The arguments of each device, ``x: f32[100,8]``, once it was launched; (): not known."""
+    names: tuple[str, ...] = ()
+    """The names of its arguments until it is launched, in this process alone."""
     is_loaded: bool = False
     """Whether it came as an executable: ``module`` is its text then, and ``digest`` is of it."""
 
@@ -86,6 +88,7 @@ class Program:
 
     def to_json(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del values["names"]
         return {**values, "module": base64.b64encode(self.module).decode()}
 
     @classmethod
@@ -96,8 +99,8 @@ class Program:
         module = base64.b64decode(found.get("module") or "")
         made, thread = (str(found.get(k) or "") for k in ("executable", "thread"))
         arguments = tuple(map(str, found.get("arguments") or ()))
-        loaded = bool(found.get("is_loaded"))
-        return cls(name, at, digest, devices, flags, module, made, thread, arguments, loaded)
+        known = cls(name, at, digest, devices, flags, module, made, thread, arguments)
+        return dataclasses.replace(known, is_loaded=bool(found.get("is_loaded")))
 
     def without_module(self) -> Program:
         return dataclasses.replace(self, module=b"")
@@ -218,7 +221,7 @@ def _described_executable(executable: Any, devices: Sequence[Any]) -> Program | 
         return None
     if any(known.devices == ids for known in _known.by_fingerprint.get(fingerprint, ())):
         return None
-    text = _jax_compat.text_of_executable(executable)
+    text = _jax_compat.text_of_executable(executable, origins=True)
     line = frames.innermost()
     return Program(
         hlo_metadata.name(text),
@@ -254,7 +257,15 @@ def _described(module: Any, devices: Sequence[Any]) -> Program:
     name, bare, whole = _jax_compat.bytes_of_module(module)
     line = frames.innermost()
     ids = tuple(device.id for device in devices)
-    return Program(name, line.short if line else "", _digest(bare), ids, flags(), _packed(whole))
+    return Program(
+        name,
+        line.short if line else "",
+        _digest(bare),
+        ids,
+        flags(),
+        _packed(whole),
+        names=_jax_compat.names_of_arguments(module),
+    )
 
 
 def _packed(whole: bytes) -> bytes:

@@ -164,7 +164,8 @@ class Record:
                     program,
                     executable=made,
                     thread=threading.current_thread().name,
-                    arguments=hlo_text.arguments(text),
+                    arguments=hlo_text.arguments(text, program.names),
+                    names=(),
                 )
                 processes = [self._owner[device] for device in program.devices]
                 crosses = crosses_processes(text, processes)

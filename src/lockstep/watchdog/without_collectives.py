@@ -125,7 +125,7 @@ class Comparison:
         if _jax_compat.has_collectives(text):
             self._with.add(program.title)
             return False
-        given = program.name, program.at, program.devices, hlo_text.arguments(text)
+        given = program.name, program.at, program.devices, hlo_text.arguments(text, program.names)
         kind = hashlib.blake2b(repr(given).encode(), digest_size=8).hexdigest()
         self._programs.setdefault(kind, program)
         variants = self._kinds.setdefault(kind, {}).setdefault(len(self._with), [])
