@@ -23,6 +23,7 @@ from lockstep.job import job_key
 from lockstep.job.kv_store import PREFIX, Proof, Record, Store
 from lockstep.job.topology import Peer
 
+_FOLDER = f"{PREFIX}/peer"
 _MAX_LABELS = 4
 _MAX_CLAIM = 300
 """Characters of a record that is not believed."""
@@ -55,12 +56,13 @@ def exchange(client: Any, own: Peer, key: job_key.JobKey, count: int) -> Peers:
     """
     store = Store(client, key.key)
     own = dataclasses.replace(own, random=secrets.token_hex(16), key_problem=key.problem)
-    text = store.put(f"{PREFIX}/peer/{own.process}", dataclasses.asdict(own))
-    records = {
-        other: startup_liveness.first_record(store, f"{PREFIX}/peer", other, count)
-        for other in range(count)
-        if other != own.process
-    }
+    text = store.put(f"{_FOLDER}/{own.process}", dataclasses.asdict(own))
+
+    def receive(other: int, _: str) -> Record | None:
+        return startup_liveness.first_record(store, _FOLDER, other, count)
+
+    gathered = enumerate(store.gather(_FOLDER, own.process, count, None, receive))
+    records = {other: record for other, record in gathered if record is not None}
     _check_keys(own, key, records)
     texts = [text if i == own.process else records[i].text for i in range(count)]
     found = [own if i == own.process else _peer(i, records[i]) for i in range(count)]
