@@ -149,8 +149,7 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     return communicator;
   } catch (const std::exception& error) {
     // The others of the clique would wait for this process until their deadline.
-    job.arena().abort(error.what());
-    throw;
+    throw Error(job.failed(error.what()));
   }
 }
 

@@ -80,9 +80,8 @@ void LocalGroup::lead(Round& round, std::uint32_t sequence, const Work& work) {
   } catch (const Late& error) {
     round.error = job_.timed_out(error.what());
   } catch (const std::exception& error) {
-    round.error = error.what();
     // The peers are in the middle of this collective; they must not wait for what will not come.
-    job_.arena().abort(round.error);
+    round.error = job_.failed(error.what());
   }
   for (auto& present : round.present) present.store(false, std::memory_order_relaxed);
   round.arrived.store(0, std::memory_order_relaxed);
@@ -259,8 +258,7 @@ Clique::Region Clique::shared_memory(std::size_t common, std::size_t processes,
   try {
     arena.place(offset + rings + static_cast<std::size_t>(local_self_) * of_process, of_process);
   } catch (const Error& error) {
-    arena.abort(error.what());
-    throw;
+    throw Error(job_.failed(error.what()));
   }
   return {arena.at(offset) + preamble, arena.at(offset) + rings};
 }
@@ -284,8 +282,7 @@ std::uint64_t Clique::find_or_claim(std::size_t placed, std::size_t bytes) {
         entry.offset.store(offset, std::memory_order_release);
         return offset;
       } catch (const Error& error) {
-        arena.abort(error.what());
-        throw;
+        throw Error(job_.failed(error.what()));
       }
     }
     if (found != id_) continue;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <new>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -34,6 +36,16 @@ JobOptions kept(const JobOptions& options) {
   JobOptions kept = options;
   kept.endpoint.key = SecretBytes();
   return kept;
+}
+
+// "process 3" stands in the text.
+bool names_process(std::string_view text) {
+  constexpr std::string_view kName = "process ";
+  for (auto at = text.find(kName); at != text.npos; at = text.find(kName, at + 1)) {
+    const auto digit = at + kName.size();
+    if (digit < text.size() && text[digit] >= '0' && text[digit] <= '9') return true;
+  }
+  return false;
 }
 
 RecorderOptions complete(const JobOptions& options) {
@@ -131,6 +143,21 @@ bool Job::has_raised_before(const Origin& origin) {
 void Job::set_watched(bool watched) {
   requests_.set_watched(watched);
   network().set_watchdog(watched ? &wake_up_ : nullptr);
+}
+
+std::string Job::failed(std::string_view text) {
+  constexpr std::string_view kOurs = "lockstep: ";
+  try {
+    const std::string_view what = text.starts_with(kOurs) ? text.substr(kOurs.size()) : text;
+    std::string named(text);
+    if (!arena_->aborted() && !names_process(text))
+      named = "lockstep: " + label(process()) + ": " + std::string(what);
+    arena_->abort(named);
+    return named;
+  } catch (const std::bad_alloc&) {  // which may be what the text is about
+    arena_->abort(text);
+    throw;
+  }
 }
 
 std::string Job::diverged(const std::string& text) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -89,6 +90,10 @@ class Job {
   // this process. False where executions are not numbered.
   bool has_raised_before(const Origin& origin);
 
+  // Aborts the job because of an error in this process; returns its text. If it has failed the job,
+  // and names no process, it gets the name of this one: the others would not know whose memory is
+  // used up, say.
+  std::string failed(std::string_view text);
   // Two members of a clique are in different collectives. Aborts the job, after giving the watchdog
   // (if there is one) time to abort it with a table of all calls; returns what all raise.
   std::string diverged(const std::string& text);

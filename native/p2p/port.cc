@@ -97,9 +97,9 @@ void Port::guarded(Step step) {
     forget_all();
     throw Error(text);
   } catch (const Error& error) {
-    clique_.job().arena().abort(error.what());
+    const std::string text = clique_.job().failed(error.what());
     forget_all();
-    throw;
+    throw Error(text);
   }
 }
 

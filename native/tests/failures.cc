@@ -48,6 +48,24 @@ TEST(a_process_that_never_comes) {
       }
 }
 
+// Its text alone does not say whose memory is used up.
+TEST(what_fails_in_one_process_names_it) {
+  for (const bool is_named : {false, true}) {
+    const auto outcomes =
+        run_job(layout("2x1"), {.harness = Harness::kForkedHosts}, [&](Rank& rank) {
+          const auto end = rank.all();
+          if (rank.process() == 1)
+            throw Error(rank.job.failed(is_named ? "lockstep: cannot read process 0."
+                                                 : "lockstep: no memory for messages."));
+          run_case(*end, {.count = 10, .seed = 1});
+        });
+    for (const Outcome& outcome : outcomes) {
+      CHECK_CONTAINS(outcome.error, is_named ? "lockstep: cannot read" : "lockstep: process 1");
+      CHECK_CONTAINS(outcome.error, is_named ? "cannot read process 0." : ": no memory for");
+    }
+  }
+}
+
 // Process 1 waits for it in the middle of sending, and process 0, which has waited longest, for
 // process 1.
 TEST(a_process_that_waits_for_a_stopped_one_has_arrived) {

@@ -25,7 +25,10 @@ _UNREACHABLE = r"cannot reach host \w"
 _FILES = r"Too many open files|EMFILE"
 _FULL = r"No space left on device"
 _PORTS = r"Cannot assign requested address|Address already in use|no free port"
-_MEMORY = r"on {host} failed first: .*(out of memory|Out of memory|bad_alloc|MemoryError|memory)"
+_MEMORY = (
+    r"(on {host} failed first: |process {process} \(pid \d+ on {host}\)).*"
+    r"(out of memory|Out of memory|bad_alloc|MemoryError|memory)"
+)
 
 
 class Kind(NamedTuple):
