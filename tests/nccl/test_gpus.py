@@ -21,6 +21,15 @@ NAMED = {
     "MIG": ("MIG-7fd2c2f5-0c6c-5a2a-8f6d-6a4f0b9f1e5f,MIG-2", 2),
     "none": ("", 0),
     "none, as CUDA has it": ("-1", 0),
+    "none, as batch systems have it": ("NoDevFiles", 0),
+    "all before the first that is none": ("0,2,-1,1", 2),
+    "a word": ("0,all,1", 1),
+    "spaces, and a comma too many": (" 0 , 1 ,", 2),
+    "the same twice": ("0,0", 1),
+    "the start of a UUID": ("GPU-e538,GPU-12ab", 2),
+    "MIG as old drivers have it": ("MIG-GPU-8932f937/1/0", 1),
+    "a sign": ("+1,-0", 0),
+    "digits of another script": ("\u0663", 0),
 }
 
 
@@ -32,6 +41,46 @@ def test_what_the_user_has_hidden_is_not_counted(named: str, count: int) -> None
 def test_amd_has_variables_of_its_own() -> None:
     assert gpus.count("rocm", {"ROCR_VISIBLE_DEVICES": "0,1,2"}) == 3
     assert gpus.count("rocm", {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0,1"}) == 1
+    # HIP counts what ROCr has left.
+    some = {"ROCR_VISIBLE_DEVICES": "4,5"}
+    assert gpus.count("rocm", {**some, "HIP_VISIBLE_DEVICES": "0"}) == 1
+    assert gpus.count("rocm", {**some, "HIP_VISIBLE_DEVICES": "0,1,2"}) == 2
+    assert gpus.count("rocm", {"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "0"}) == 0
+
+
+def test_a_gpu_that_the_host_does_not_have_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_of_cuda", lambda: 4)
+    assert gpus.count("cuda", {"CUDA_VISIBLE_DEVICES": "3,4,0"}) == 1
+    assert gpus.count("cuda", {}) == 4
+
+
+def test_a_container_counts_the_devices_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "_ROOT", tmp_path)
+    for number in range(8):
+        (tmp_path / "proc/driver/nvidia/gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
+    assert gpus.count("cuda", {}) == 8  # a host on which nothing has used them yet
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert gpus.count("cuda", {}) == 2
+
+
+def test_a_driver_that_does_not_answer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "_ROOT", tmp_path)
+    monkeypatch.setattr(gpus, "_SMI_SECONDS", 0.2)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nexec sleep 60\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"has not answered within 0\.2 s.*CUDA_VISIBLE_DEVICES"):
+        gpus.count("cuda", {})
+    assert gpus.count("cuda", {"CUDA_VISIBLE_DEVICES": "1"}) == 1
+    smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    assert gpus.count("cuda", {}) == 0
 
 
 @pytest.mark.parametrize(
@@ -77,12 +126,54 @@ def test_processes_that_share_a_gpu_are_of_different_hosts_for_nccl() -> None:
     assert gpus.variables(0, 4, None, 2, {"NCCL_HOSTID": "mine"}).get("NCCL_HOSTID") is None
 
 
+@pytest.mark.parametrize(("processes", "each", "there"), [(3, 3, 4), (5, 2, 4), (7, 1, 3)])
+def test_processes_that_share_have_gpus_of_their_own_on_each_host(
+    processes: int, each: int, there: int
+) -> None:
+    used: dict[str, list[str]] = {}
+    for k in range(processes):
+        own = gpus.variables(k, processes, each, there, {})
+        ids = own["JAX_LOCAL_DEVICE_IDS"].split(",")
+        assert len(set(ids)) == each
+        used.setdefault(own["NCCL_HOSTID"], []).extend(ids)
+        assert float(own["XLA_PYTHON_CLIENT_MEM_FRACTION"]) * len(used) <= 0.75
+    for ids in used.values():
+        assert len(set(ids)) == len(ids)  # NCCL refuses two ranks of a host on one GPU
+
+
+MIGS = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c"}
+
+
+def test_each_process_is_shown_its_own_mig_device() -> None:
+    """CUDA shows a process one, whatever is named: `local_device_ids` could not choose."""
+    found = [gpus.variables(k, 3, None, 3, MIGS) for k in range(3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["MIG-a", "MIG-b", "MIG-c"]
+    assert [one["JAX_LOCAL_DEVICE_IDS"] for one in found] == ["0"] * 3
+    assert len({one["NCCL_HOSTID"] for one in found}) == 3  # they may be of one GPU
+    assert gpus.variables(0, 1, None, 3, MIGS) == {}
+    with pytest.raises(ConfigError, match="shows a process one MIG device"):
+        gpus.check_each(2, 3, MIGS)
+
+
 def test_too_few_gpus_are_an_error_that_says_how_many() -> None:
     with pytest.raises(ConfigError, match=r"3 processes with 2 GPUs each need 6 GPUs, .* shows 4"):
-        gpus.check(3, 2, 4)
-    gpus.check(4, None, 4)
-    gpus.check(1, None, 4)
-    gpus.check(64, None, 0)  # there are none, and JAX says so
+        gpus.check(3, 2, 4, {})
+    hidden = {"CUDA_VISIBLE_DEVICES": "0,x"}
+    with pytest.raises(ConfigError, match=r"this host shows 1 \(CUDA_VISIBLE_DEVICES=0,x\)\."):
+        gpus.check(2, None, 1, hidden)
+    gpus.check(4, None, 4, {})
+    gpus.check(1, None, 4, {})
+    gpus.check(64, None, 0, {})  # there are none, and JAX says so
+    gpus.check(64, None, 4, {"JAX_LOCAL_DEVICE_IDS": "0"})  # the user has chosen
+
+
+def test_more_gpus_for_a_process_than_there_are_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"-d 9 asks for 9 GPUs .* this host shows 8"):
+        gpus.check(1, 9, 8, {})
+    with pytest.raises(ConfigError, match=r"-d 9 asks for 9 GPUs .* this host shows 8"):
+        gpus.check_each(9, 8, {})
+    with pytest.raises(ConfigError, match=r"-d 4 asks for 4 GPUs .* this host shows 1"):
+        gpus.of_task(1, 2, 4, 1, {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0"})
 
 
 # Under a cluster's launcher
@@ -130,7 +221,7 @@ def test_a_pod_has_its_gpus_for_itself() -> None:
 
 
 def test_more_tasks_than_gpus_are_an_error_where_none_hides_any() -> None:
-    with pytest.raises(ConfigError, match=r"8 processes of this host .* 8 GPUs, and it shows 4"):
+    with pytest.raises(ConfigError, match=r"8 processes .* 8 GPUs, and this host shows 4\."):
         gpus.of_task(7, 8, None, 4, {})
     with pytest.raises(ConfigError, match="gpus-per-task"):
         gpus.of_task(7, 8, None, 4, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
@@ -191,11 +282,39 @@ def test_amd_s_gpus_are_chosen_alike() -> None:
     assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
 
 
+@pytest.mark.parametrize(
+    ("joins", "ids"),
+    [
+        ("", "2,3"),
+        ("lockstep.initialize()", "2,3"),
+        ("lockstep.initialize(local_device_ids=[1])", "1"),  # what the program says counts
+    ],
+)
+def test_a_program_uses_its_own_gpus_also_where_it_joins_no_job(joins: str, ids: str) -> None:
+    program = f"""
+import lockstep
+import jax
+from jax._src import xla_bridge
+{joins}
+print(xla_bridge.CUDA_VISIBLE_DEVICES.value)
+"""
+    environ = {**os.environ, "JAX_LOCAL_DEVICE_IDS": "2,3"}
+    result = run_lockstep(["--platform", "cpu"], program, env=environ)
+    assert result.by_process == {0: [ids], 1: [ids]}, result
+
+
 @pytest.mark.usefixtures("four_gpus")
 def test_the_launcher_refuses_more_processes_than_gpus() -> None:
     result = run_lockstep(["--platform", "cuda"], SHOW, n=6, expect_status=2)
     assert "6 processes with 1 GPU each need 6 GPUs, and this host shows 4." in result.stderr
     assert "--oversubscribe" in result.stderr
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_the_launcher_refuses_more_gpus_than_there_are_for_those_that_share_too() -> None:
+    options = ["--platform", "cuda", "--oversubscribe"]
+    result = run_lockstep(options, SHOW, n=2, d=5, expect_status=2)
+    assert "-d 5 asks for 5 GPUs for each process, and this host shows 4." in result.stderr
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -239,3 +358,19 @@ def test_nccl_takes_the_network_of_the_job(
 def test_on_cpus_nothing_is_set() -> None:
     result = run_lockstep(["--platform", "cpu"], SHOW)
     assert result.by_process == {0: ["None None"], 1: ["None None"]}, result
+
+
+def test_a_process_without_gpus_imports_nothing_of_it() -> None:
+    program = """
+import sys
+import lockstep
+lockstep.initialize()
+import jax
+jax.block_until_ready(jax.jit(jax.numpy.sum)(jax.numpy.ones(3)))
+parts = ("lockstep.nccl", "lockstep.doctor", "pynvml")
+print([name for name in sys.modules if name.startswith(parts)])
+with open("/proc/self/maps") as maps:
+    print("liblockstep_nccl" in maps.read())
+"""
+    result = run_lockstep([], program, timeout=100)
+    assert result.by_process == {0: ["[]", "False"], 1: ["[]", "False"]}, result

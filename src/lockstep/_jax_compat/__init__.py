@@ -88,6 +88,7 @@ from lockstep._jax_compat.programs import register_pass as register_pass
 from lockstep._jax_compat.programs import text_of_executable as text_of_executable
 from lockstep._jax_compat.programs import text_of_module as text_of_module
 from lockstep._jax_compat.settings import choose_collectives as choose_collectives
+from lockstep._jax_compat.settings import choose_gpus as choose_gpus
 from lockstep._jax_compat.settings import setting as setting
 from lockstep._jax_compat.settings import settings_of_trace as settings_of_trace
 from lockstep._jax_compat.survival import SURVIVAL as SURVIVAL

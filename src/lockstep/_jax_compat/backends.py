@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -116,9 +117,11 @@ def _missing_gpu() -> str:
     asked = setting("jax_platforms") or ""
     if not {"cuda", "gpu"} & set(asked.split(",")):
         return ""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
     return (
         f"JAX may use the platform {asked} only (--platform, JAX_PLATFORMS), but finds no "
-        "NVIDIA GPU on this machine. `lockstep doctor` shows what is here; for CPUs: "
+        f"NVIDIA GPU on this machine{shown}. `lockstep doctor` shows what is here; for CPUs: "
         "--platform cpu."
     )
 

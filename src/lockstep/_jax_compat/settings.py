@@ -26,3 +26,14 @@ def choose_collectives(implementation: str) -> None:
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", implementation)
+
+
+def choose_gpus(ids: str) -> None:
+    """Has JAX use these GPUs only, as ``local_device_ids`` of `jax.distributed.initialize` does.
+
+    ``ids``: numbers, ``0,1``. A program that gives ``local_device_ids`` overrides them.
+    """
+    import jax
+
+    for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+        jax.config.update(name, ids)

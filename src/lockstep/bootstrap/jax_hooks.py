@@ -19,6 +19,7 @@ CLUSTER = "cluster detection"
 CPU_CLIENT = "CPU client"
 BACKENDS = "backends"
 CHILDREN = "children of multiprocessing"
+GPUS = "choice of GPUs"
 NCCL = "record of NCCL"
 VALUES = "values of arrays"
 SHARDINGS = "types with shardings"
@@ -79,6 +80,9 @@ def put_in_for_devices_and_arrays(refuse: Callable[[], None]) -> None:
         "error for a missing GPU.",
         lambda: _jax_compat.around_backends(refuse, _after_backends),
     )
+    if ids := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        lost = "a process that does not call jax.distributed.initialize() uses the GPUs of all."
+        _jax_compat.install(GPUS, lost, lambda: _jax_compat.choose_gpus(ids))
     if _config.current().check_replicas and _config.current().num_processes != 1:
         # Late import: only few jobs need it.
         from lockstep.replicas import programs

@@ -367,8 +367,9 @@ def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
     config = dataclasses.replace(config, host_id=Config.from_environ(os.environ).host_id)
     usable = cpu_affinity.usable()
     there = gpus.shown(order["platform"], environ)
+    gpus.check_each(order["devices"], there, environ)
     if not order["oversubscribe"]:
-        gpus.check(count, order["devices"], there)
+        gpus.check(count, order["devices"], there, environ)
     if there and (name := address_choice.interface_of(order["interface"], interfaces())):
         environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this very name
     return LaunchSpec(

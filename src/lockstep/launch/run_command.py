@@ -59,9 +59,11 @@ def run(
     caller: Caller = NO_CALLER,
 ) -> int:
     """Runs the job of these options on this host; the exit status. Raises `LockstepError`."""
+    there = gpus.shown(args.platform, environ)
+    gpus.check_each(args.devices, there, environ)
     if not args.oversubscribe:
         before_start.check_memory(args.processes, oom.free_mb())
-        gpus.check(args.processes, args.devices, gpus.shown(args.platform, environ))
+        gpus.check(args.processes, args.devices, there, environ)
     usable = cpu_affinity.usable()
     before_start.warn(args, usable)
     before_start.warn_of_collectives(environ, config)
