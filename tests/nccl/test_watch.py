@@ -61,6 +61,37 @@ def test_a_process_that_does_not_come_is_named_with_its_line() -> None:
 
 
 @pytest.mark.full
+def test_a_job_that_hangs_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    """The program is one with a loop and a checkpoint, of which process 1 stands still once."""
+    program = f"""
+from pathlib import Path
+from jax.experimental import multihost_utils
+kept, hung = Path({str(tmp_path / "kept")!r}), Path({str(tmp_path / "hung")!r})
+begun = int(kept.read_text()) if kept.exists() else 0
+lockstep.continues_from(begun)
+multihost_utils.process_allgather(jax.numpy.int32(begun))  # both have read it
+for k in range(begun, 6):
+    if k == 4 and me == 1 and not hung.exists():
+        hung.touch()
+        time.sleep(1000)
+    launched = step()
+    while k == 4 and not begun:
+        time.sleep(0.1)
+    launched.end()
+    if me == 0:
+        kept.write_text(str(k + 1))
+print("steps", begun, "to", k)
+"""
+    options = [*OPTIONS, "--max-restarts", "1"]
+    result = run_lockstep(options, HEAD + program, timeout=150)
+    assert [lines[-1] for lines in result.by_process.values()] == ["steps 4 to 5"] * 2, result
+    said = result.said_by_launcher
+    assert "a collective over NCCL has waited" in said
+    assert "process 1" in said.partition("a collective over NCCL has waited")[2]
+    assert "continued from a checkpoint: attempt 1 from step 4" in said
+
+
+@pytest.mark.full
 def test_what_nccl_counts_stands_below_what_the_records_show() -> None:
     result = run("""
 from jax.experimental import multihost_utils
@@ -115,7 +146,8 @@ module = jax.jit(jax.shard_map(step, **spec)).lower(x).compiler_ir("stablehlo")
 names = {{}}
 exec(compile({source!r}, jax._src.compiler.__file__, "exec"), names)
 {before}
-compilations._note(module, jax.devices(), names["work"])
+options = jax._src.compiler.get_compile_options(1, 1)
+compilations._note(module, jax.devices(), options, names["work"])
 print("done")
 """
 
@@ -150,6 +182,67 @@ def test_a_process_that_compiles_for_longer_than_the_limit_is_healthy() -> None:
     result = run(compiling(WORK, "time.sleep(16 * me)"), status=0)
     assert result.by_process == {0: ["done"], 1: ["done"]}
     assert "process 0 has been compiling" in result.stderr
+
+
+LAUNCH = '''
+import hashlib, queue, threading
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((count,), ("x",), (AxisType.Auto,))
+rows = NamedSharding(mesh, P("x"))
+x = jax.make_array_from_callback((count, 4), rows, lambda at: np.ones((1, 4), "float32"))
+def total(v):
+    return jax.lax.psum(v, "x")
+step = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P()))
+compiled = step.lower(x).compile()
+
+class Executable:
+    """XLA makes the communicator of its first launch on all processes together."""
+
+    def __init__(self, real):
+        self.real = real
+        self.execute_sharded = queue.SimpleQueue().get  # native code, that waits
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+def work():
+    while True:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 20)
+
+call = compiled._executable.unsafe_call
+call.xla_executable = Executable(call.xla_executable)
+'''
+POLLS = "threading.Thread(target=work, daemon=True).start()"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("before", "late", "words"),
+    [
+        ("", "time.sleep(1000)  # LATE", "process 1 is at program.py:{line}"),
+        # So XLA waits for a communicator that does not block.
+        full(POLLS, "time.sleep(1000)  # LATE", "process 1 is at program.py:{line}", id="polls"),
+        full(
+            "",
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "it is stopped, by a signal",
+            id="stopped",
+        ),
+    ],
+)
+def test_a_first_launch_that_waits_for_a_process_ends_the_job(
+    before: str, late: str, words: str
+) -> None:
+    program = f"{LAUNCH}{before}\nif me == 1:\n    {late}\ncall(x)\n"
+    result = run(program)
+    lines = (HEAD + program).splitlines()
+    line = next((n for n, text in enumerate(lines, 1) if text.endswith("# LATE")), 0)
+    head = result.said_by_launcher.partition("\n")[0]
+    assert "a launch has waited " in head, result
+    assert "(--collective-timeout). process 0 launches total (program.py" in head
+    assert words.format(line=line) in head, head.split("together")[1]
 
 
 @pytest.mark.full

@@ -18,6 +18,7 @@ from lockstep.flight_recorder.run_records import Caller
 from lockstep.programs import compilations
 from lockstep.programs.compilations import Program
 from lockstep.watchdog import store_state as state
+from lockstep.watchdog.still_thread import Limit
 from lockstep.watchdog.store_state import Missing, ProcessState
 
 
@@ -34,6 +35,7 @@ def of(
     inside: str = "",
     compiles: Program | None = None,
     ended: bool = False,
+    launches: Program | None = None,
 ) -> ProcessState:
     own = tuple(e._replace(rank=index) for e in entries)
     members = tuple(index if rank == index else -1 for rank in range(count))
@@ -49,7 +51,7 @@ def of(
     )
     callers = {9: (Caller("/a/train.py", 3, "step", "1-5"),)}
     place = f"train.py:{40 + index}"
-    return ProcessState(index, record, callers, "File ...", place, inside, 31.0, compiles)
+    return ProcessState(index, record, callers, "File ...", place, inside, 31.0, compiles, launches)
 
 
 def test_a_state_is_the_same_after_its_way_through_the_store() -> None:
@@ -129,7 +131,7 @@ def program(scale: float = 2.0, name: str = "step", size: int = 8) -> Program:
 
 def test_programs_that_differ_are_told_by_what_differs() -> None:
     states = [of(k, inside="compile", compiles=program(2.0 + k)) for k in range(2)]
-    text, for_all = state.stands_in_jax(states, 0, range(2), 0)
+    text, for_all = state.stands_in_jax(states, {}, 0, range(2), Limit.TIMEOUT, 0)
     assert for_all
     assert text.startswith(
         "process 1 runs another program than process 0: in step (train.py:41) a constant is 3.0 on "
@@ -140,12 +142,12 @@ def test_programs_that_differ_are_told_by_what_differs() -> None:
 
 def test_the_same_program_everywhere_is_no_news() -> None:
     states = [of(k, inside="compile", compiles=program()) for k in range(2)]
-    assert state.stands_in_jax(states, 0, range(2), 0) == ("", False)
+    assert state.stands_in_jax(states, {}, 0, range(2), Limit.TIMEOUT, 0) == ("", False)
 
 
 def test_one_that_compiles_alone_hears_where_the_others_are() -> None:
     states = [of(0, inside="compile", compiles=program()), of(1)]
-    text, for_all = state.stands_in_jax(states, 0, range(2), 0)
+    text, for_all = state.stands_in_jax(states, {}, 0, range(2), Limit.TIMEOUT, 0)
     assert not for_all
     assert "process 0 has been compiling step (train.py:41) for 31 s (train.py:40)" in text
     assert text.endswith("process 1 is at train.py:41.")
@@ -153,7 +155,7 @@ def test_one_that_compiles_alone_hears_where_the_others_are() -> None:
 
 def test_one_that_waits_in_the_compiler_longer_than_the_limit_fails_all() -> None:
     waits = of(0, inside="compile", compiles=program())
-    text, for_all = state.stands_in_jax([waits, of(1)], 0, range(2), 31.0)
+    text, for_all = state.stands_in_jax([waits, of(1)], {}, 0, range(2), Limit.WAIT, 31.0)
     assert for_all
     assert text == (
         "a compilation has waited 31 s (--collective-timeout). process 0 compiles step "
@@ -161,9 +163,37 @@ def test_one_that_waits_in_the_compiler_longer_than_the_limit_fails_all() -> Non
         "is at train.py:41"
     )
     elsewhere = of(2, inside="compile", compiles=program())
-    assert state.stands_in_jax([waits, of(1), elsewhere], 0, (0, 2), 31.0) == ("", False)
-    running = of(0, inside="block_until_ready")
-    assert not state.stands_in_jax([running, of(1)], 0, range(2), 31.0)[1], "a long kernel"
+    states = [waits, of(1), elsewhere]
+    assert state.stands_in_jax(states, {}, 0, (0, 2), Limit.WAIT, 31.0) == ("", False)
+    running = [of(0, inside="block_until_ready"), of(1)]
+    for_all = state.stands_in_jax(running, {}, 0, range(2), Limit.WAIT, 31.0)[1]
+    assert not for_all, "a long kernel"
+
+
+def test_a_launch_that_waits_for_another_longer_than_the_limit_fails_all() -> None:
+    launches = of(0, inside="__call__", launches=program())
+    text, for_all = state.stands_in_jax([launches, of(1)], {}, 0, range(2), Limit.TIMEOUT, 0)
+    assert for_all
+    assert text == (
+        "a launch has waited 31 s (--collective-timeout). process 0 launches step (train.py:41), "
+        "for which NCCL makes a communicator on all processes of the program together; process 1 "
+        "is at train.py:41"
+    )
+    told = state.stands_in_jax([launches, of(1)], {}, 0, range(2), Limit.WARNING, 0)
+    assert told[0].startswith("process 0 has been launching step (train.py:41) for 31 s")
+    assert not told[1]
+    both = [launches, of(1, inside="__call__", launches=program())]
+    assert state.stands_in_jax(both, {}, 0, range(2), Limit.TIMEOUT, 0) == ("", False)
+
+
+def test_one_that_does_not_answer_is_waited_for() -> None:
+    launches = of(0, inside="__call__", launches=program())
+    missing = {1: Missing("process 1 (pid 7 on a)", "it is stopped, by a signal")}
+    text, for_all = state.stands_in_jax([launches, None], missing, 0, range(2), Limit.TIMEOUT, 0)
+    assert for_all
+    assert text.endswith("process 1 (pid 7 on a) does not answer: it is stopped, by a signal")
+    elsewhere = state.stands_in_jax([launches, None], missing, 0, (0,), Limit.TIMEOUT, 0)
+    assert elsewhere == ("", False)
 
 
 def test_programs_that_differ_in_their_names_are_told_by_these() -> None:

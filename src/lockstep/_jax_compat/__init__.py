@@ -64,6 +64,7 @@ from lockstep._jax_compat.importing import after_jax_import as after_jax_import
 from lockstep._jax_compat.importing import jaxlib_is_loaded as jaxlib_is_loaded
 from lockstep._jax_compat.launches import LAUNCHES as LAUNCHES
 from lockstep._jax_compat.launches import LAUNCHES_LOST as LAUNCHES_LOST
+from lockstep._jax_compat.launches import launched_by as launched_by
 from lockstep._jax_compat.launches import note_launches as note_launches
 from lockstep._jax_compat.launches import note_loaded as note_loaded
 from lockstep._jax_compat.mpi_symbols import jaxlib_library as jaxlib_library

@@ -7,6 +7,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 LAUNCHES = "launches of programs"
@@ -122,3 +123,13 @@ class _Beside:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
+
+
+def launched_by(frame: FrameType) -> Any:
+    """The executable that a frame of JAX's launches by Python code; None: this frame launches none.
+
+    The first launch of each program is one by Python code.
+    """
+    if frame.f_code.co_qualname != "ExecuteReplicated.__call__":
+        return None
+    return getattr(frame.f_locals.get("self"), "xla_executable", None)

@@ -20,6 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 from lockstep import _config, _jax_compat
@@ -297,6 +298,15 @@ def of_executable(fingerprint: bytes) -> list[Program]:
     """The programs that became this executable, the latest to be compiled last: they differ in
     their devices, their lines, or in what the compiler makes no difference of."""
     return list(_known.by_fingerprint.get(fingerprint, ()))
+
+
+def launched_in(frame: FrameType | None) -> Program | None:
+    """The program that the innermost frame of a thread launches by Python code, if that is one over
+    devices of several processes."""
+    executable = _jax_compat.launched_by(frame) if frame else None
+    fingerprint = getattr(executable, "fingerprint", None)
+    known = of_executable(fingerprint) if isinstance(fingerprint, bytes) else []
+    return known[-1].without_module() if known else None
 
 
 def fresh() -> list[Program]:

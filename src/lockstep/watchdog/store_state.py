@@ -16,6 +16,7 @@ from lockstep.flight_recorder.program_difference import Difference
 from lockstep.flight_recorder.waits import Waits
 from lockstep.programs import compilations, launches
 from lockstep.programs.compilations import Program
+from lockstep.watchdog.still_thread import Limit
 
 KEPT = 64
 """The entries of each device that a process publishes: a power of two."""
@@ -39,6 +40,8 @@ class ProcessState:
     still: float = 0.0
     """For how many seconds the thread has been there."""
     compiles: Program | None = None
+    launches: Program | None = None
+    """The program that the thread is launching, for the first time."""
     programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
     """The programs that were launched, by the run ids in the record."""
     compiled_for: float = 0.0
@@ -63,6 +66,7 @@ class ProcessState:
             "inside": self.inside,
             "still": self.still,
             "compiles": self.compiles.to_json() if self.compiles else None,
+            "launches": self.launches.to_json() if self.launches else None,
             "compiled_for": self.compiled_for,
             "left": self.left,
             "programs": {
@@ -84,13 +88,15 @@ class ProcessState:
             names = ("stack", "at", "inside", "left")
             stack, at, inside, left = (str(found[name]) for name in names)
             record, still = format.parse(packed), float(found["still"])
-            program, seconds = found["compiles"], float(found["compiled_for"])
-            compiles = Program.from_json(program) if program else None
+            compiles, launched = (
+                Program.from_json(found[k]) if found[k] else None for k in ("compiles", "launches")
+            )
+            seconds = float(found["compiled_for"])
             programs = {int(n): Program.from_json(one) for n, one in found["programs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
             raise RecordError(f"process {index} has published no state: {error!r}") from error
         where = stack, at, inside, still
-        return cls(index, record, callers, *where, compiles, programs, seconds, left)
+        return cls(index, record, callers, *where, compiles, launched, programs, seconds, left)
 
     @property
     def launched_last(self) -> Program | None:
@@ -136,6 +142,11 @@ class Missing:
     is_gone: bool = False
     stack: str = ""
     """Its Python stacks, where it could be made to write them without its interpreter."""
+
+    def __str__(self) -> str:
+        if self.is_gone:
+            return f"{self.label} has ended"
+        return f"{self.label} does not answer: {self.found.rstrip('.')}"
 
     def as_process(self, index: int) -> run_records.Process:
         if self.is_gone:
@@ -206,15 +217,21 @@ def _place(state: ProcessState) -> str:
 
 
 def stands_in_jax(
-    states: Sequence[ProcessState | None], process: int, among: Collection[int], waited: float
+    states: Sequence[ProcessState | None],
+    missing: Mapping[int, Missing],
+    process: int,
+    among: Collection[int],
+    limit: Limit,
+    waited: float,
 ) -> tuple[str, bool]:
     """What to say of ``process``, which stands still in a call of JAX outside of a collective.
 
     On GPUs XLA compiles a program of several processes together, and NCCL makes communicators
-    together: both wait for a process that does not come. "" where nothing is known to be wrong.
-    ``among`` are the processes of what it compiles. The second is whether all processes are to hear
-    it: they compile different programs, or this one has ``waited`` in the compiler, for so many
-    seconds beyond the limit, for another that runs Python (0: it may still compile).
+    together, when a program is launched: both wait for a process that does not come. "" where
+    nothing is known to be wrong. ``among`` are the processes of the program.
+    The second is whether all processes are to hear it: they compile different programs, or this one
+    has waited, for so many seconds beyond the ``limit``, for another that runs Python or does not
+    answer. A launch does no work of its own; what compiles for long may use the processor.
     """
     own = states[process]
     if own is None or not own.inside:
@@ -223,22 +240,34 @@ def stands_in_jax(
     if different := _differing(compiled):
         return different, True
     others = [s for s in states if s and s.index in among and s.index != process and not s.inside]
-    if not others:
+    silent = [str(missing[k]) for k in missing if k in among]
+    if not others and not silent:
         return "", False
-    if own.compiles and own.still >= waited > 0:  # it has not gone on since then
-        text = (
+    there = ", ".join(filter(None, [where(others), *silent]))
+    if own.compiles and limit is Limit.WAIT and own.still >= waited:  # it has not gone on since
+        return (
             f"a compilation has waited {waited:.0f} s (--collective-timeout). "
             f"process {process} compiles {own.compiles.title}, which XLA does on GPUs on all "
-            f"processes of a program together; {where(others)}"
-        )
-        return text, True
-    what = f"compiling {own.compiles.title}" if own.compiles else f"in {own.inside} of JAX"
-    text = (
-        f"process {process} has been {what} for {own.still:.0f} s"
+            f"processes of a program together; {there}"
+        ), True
+    if own.launches and limit is not Limit.WARNING:
+        return (
+            f"a launch has waited {own.still:.0f} s (--collective-timeout). process {process} "
+            f"launches {own.launches.title}, for which NCCL makes a communicator on all processes "
+            f"of the program together; {there}"
+        ), True
+    return _warned(own, there), False
+
+
+def _warned(own: ProcessState, there: str) -> str:
+    what = f"in {own.inside} of JAX"
+    if program := own.compiles or own.launches:
+        what = f"{'compiling' if own.compiles else 'launching'} {program.title}"
+    return (
+        f"process {own.index} has been {what} for {own.still:.0f} s"
         f"{f' ({own.at})' if own.at else ''}. On GPUs XLA compiles, and makes communicators, on "
-        f"all processes of a program together, so it may wait for another: {where(others)}."
+        f"all processes of a program together, so it may wait for another: {there}."
     )
-    return text, False
 
 
 def _differing(compiled: Mapping[int, Program]) -> str:

@@ -194,15 +194,15 @@ class Watch(threading.Thread):
         limits = (config.stall_warning, config.collective_timeout)
         for limit in self._main.reached(now, *limits):
             if not state.waits(self._source.read(None)):
-                waited = self._main.waited(now) if limit is Limit.WAIT else 0.0
-                self._tell_of_jax(waited, is_late=limit is not Limit.WARNING)
+                self._tell_of_jax(limit, self._main.waited(now))
 
-    def _tell_of_jax(self, waited: float, is_late: bool) -> None:
+    def _tell_of_jax(self, limit: Limit, waited: float) -> None:
         states = self._states(self._over)
         ordered = [states.get(index) for index in range(self._count)]
-        among = _processes(states[self._own.process].compiles, self._count)
-        text, is_proof = state.stands_in_jax(ordered, self._own.process, among, waited)
-        if text and is_proof and is_late:
+        own, absent = states[self._own.process], self._questions.absent(states)
+        among = _processes(own.compiles or own.launches, self._count)
+        text, is_proof = state.stands_in_jax(ordered, absent, own.index, among, limit, waited)
+        if text and is_proof and limit is not Limit.WARNING:
             self._publish(f"lockstep: {text}")
         elif text and (not is_proof or min(states) == self._own.process):
             ending.say(f"lockstep: {text}")
@@ -255,6 +255,7 @@ class Watch(threading.Thread):
             main_thread.inside(frame),
             self._main.still(now),
             compiled[1] if compiled else None,
+            compilations.launched_in(frame),
             self._source.programs(),
             now - compiled[0] if compiled else 0.0,
             own_waits.exit_of_program(),
