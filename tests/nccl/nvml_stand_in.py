@@ -79,6 +79,10 @@ def nvmlDeviceGetName(handle: int) -> str:
     return _gpu(handle)["name"]
 
 
+def nvmlDeviceGetUUID(handle: int) -> str:
+    return f"GPU-{handle}e538d51"
+
+
 def nvmlDeviceGetMemoryInfo(handle: int) -> _Memory:
     return _Memory(141 << 30, _gpu(handle).get("used", 0))
 

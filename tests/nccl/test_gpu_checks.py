@@ -19,6 +19,7 @@ from lockstep.doctor import gpus as doctor
 from lockstep.hosts.checks import facts, gpu_findings
 from lockstep.nccl import devices, gpu_checks, known_hangs
 from lockstep.nccl.devices import Gpu, GpuFacts
+from lockstep.system import subprocess_output
 from nccl import nvml_stand_in
 from processes import captured
 
@@ -187,6 +188,42 @@ def test_what_is_wrong_is_told_with_a_fix(
     assert fix in finding.fix
 
 
+def test_an_old_driver_with_a_newer_cuda_beside_it_fits() -> None:
+    """So NVML shows NVIDIA's package for forward compatibility, ``cuda-compat``."""
+    assert found(driver="550.54.15", cuda=(13, 0))["driver"].status == OK
+    assert found(driver="550.54.15", cuda=())["driver"].status == PROBLEM
+
+
+BUSY = dataclasses.replace(H200, used=70 << 30, busy=98)
+EIGHT = tuple(dataclasses.replace(BUSY if n == 3 else H200, uuid=f"GPU-{n}abc") for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words", "status"),
+    [
+        ("0,1", "2 GPUs idle", OK),
+        ("GPU-1,GPU-7abc", "2 GPUs idle", OK),
+        ("2,3", "GPU 3 used by others", WARNING),
+        ("GPU-3a", "GPU 3 used by others", WARNING),
+        ("MIG-1", "GPU 3 used by others", WARNING),  # which GPU it is of is not known
+        ("", "CUDA_VISIBLE_DEVICES= hides all", WARNING),
+    ],
+)
+def test_only_the_gpus_that_a_program_sees_have_to_be_free(
+    hidden: str, words: str, status: str
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": hidden}
+    finding = found(gpus=EIGHT, environ=environ)["use of GPUs"]
+    assert (finding.status, words in finding.found) == (status, True), finding
+
+
+def test_gpus_that_a_program_does_not_see_need_no_peer_access() -> None:
+    checked = found(gpus=EIGHT, apart=((0, 7),), environ={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert checked["peer access"].status == OK
+    one = found(gpus=EIGHT, apart=((0, 7),), environ={"CUDA_VISIBLE_DEVICES": "0"})
+    assert "peer access" not in one
+
+
 def test_one_gpu_needs_no_others() -> None:
     assert set(found(gpus=(H200,), shared_memory=1 << 20, apart=())) == {
         *("driver", "NCCL", "use of GPUs", "NCCL's network")
@@ -245,6 +282,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pynvml.py").write_text(nvml_stand_in.SOURCE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(devices.__file__).parents[2]}")
     monkeypatch.setenv("NVML_STAND_IN", json.dumps(SCRIPT))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
 
@@ -255,7 +293,9 @@ def test_the_gpus_are_read_by_nvml() -> None:
     assert (known.driver, known.cuda, known.apart) == ("580.159.04", (13, 0), ((0, 2),))
     names = ["NVIDIA H200", "NVIDIA H200", "NVIDIA L4"]
     assert [gpu.name for gpu in known.gpus] == names
-    assert known.gpus[0] == Gpu(names[0], 141 << 30, 5 << 30, 7, "Default", (9, 0), (123,))
+    assert known.gpus[0] == Gpu(
+        names[0], 141 << 30, 5 << 30, 7, "Default", (9, 0), (123,), "GPU-0e538d51"
+    )
     assert (known.gpus[1].busy, known.gpus[1].mode) == (0, "Prohibited")
     assert known.gpus[2].capability == (8, 9)
     assert known.packages["jaxlib"]
@@ -275,7 +315,7 @@ def test_a_driver_in_trouble_is_a_finding(
     nvml: Path, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], words: str, is_late: bool
 ) -> None:
     monkeypatch.setenv("NVML_STAND_IN", json.dumps(script))
-    known = devices.ask(3)
+    known = devices.ask(3 if is_late else 60)
     assert words in known.problem
     assert known.is_late == is_late
     assert gpu_checks.findings(known)[0].status == (WARNING if is_late else PROBLEM)
@@ -297,8 +337,8 @@ def test_a_driver_that_no_signal_reaches_is_not_waited_for(
 SMI = """#!/bin/sh
 case "$*" in
 "") echo "| NVIDIA-SMI 580.159.04   Driver Version: 580.159.04   CUDA Version: 13.0 |" ;;
---query*) echo "NVIDIA H200, 143771, 5120, 7, Default, 9.0"
-          echo "NVIDIA H200, 143771, [N/A], [N/A], Prohibited, 9.0" ;;
+--query*) echo "NVIDIA H200, 143771, 5120, 7, Default, 9.0, GPU-1"
+          echo "NVIDIA H200, 143771, [N/A], [N/A], Prohibited, 9.0, GPU-2" ;;
 topo*) printf ' \\tGPU0\\tGPU1\\n GPU0\\tX\\tCNS\\n GPU1\\tCNS\\tX\\n\\n  X    = Self\\n' ;;
 esac
 """
@@ -311,11 +351,19 @@ def test_the_gpus_are_read_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Mon
     known = devices._by_smi()
     assert (known.driver, known.cuda, known.apart) == ("580.159.04", (13, 0), ((0, 1),))
     assert known.gpus == (
-        Gpu("NVIDIA H200", 143771 << 20, 5 << 30, 7, "Default", (9, 0)),
-        Gpu("NVIDIA H200", 143771 << 20, 0, 0, "Prohibited", (9, 0)),
+        Gpu("NVIDIA H200", 143771 << 20, 5 << 30, 7, "Default", (9, 0), uuid="GPU-1"),
+        Gpu("NVIDIA H200", 143771 << 20, 0, 0, "Prohibited", (9, 0), uuid="GPU-2"),
     )
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     assert devices._by_smi().problem == "nvidia-smi: it says nothing"
+    # What it prints where the driver does not run has another status.
+    failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "{failed}"\nexit 9\n')
+    assert devices._by_smi().problem == f"nvidia-smi: {failed}"
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(subprocess_output, "PROBE_SECONDS", 0.2)
+    late = devices._by_smi()
+    assert (late.is_late, late.problem) == (True, "nvidia-smi has not answered within 0.2 s")
 
 
 @pytest.mark.usefixtures("nvml")
@@ -382,6 +430,14 @@ def test_hosts_that_differ_are_told_with_what_most_have() -> None:
     assert nccl["NCCL"].status == PROBLEM
     assert nccl["NCCL"].found == "2.29.7, but 2.30.7 on a and c"
     assert nccl["NCCL"].fix == "ssh b pip install nvidia-nccl-cu13==2.30.7"
+    plugin = dataclasses.replace(GOOD, packages=packages(jax_cuda13_plugin="0.11.1"))
+    *_, mixed = on_hosts(GOOD, GOOD, plugin)
+    assert mixed["plug-in of JAX"].found == (
+        "jax-cuda13-plugin==0.11.1, but jax-cuda13-plugin==0.11.2 on a and b"
+    )
+    assert mixed["plug-in of JAX"].fix == (
+        "ssh c pip install jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2"
+    )
     assert other["driver"].found == "590.1.1, but 580.159.04 on a and b"
     assert other["GPUs"].found == "1 x NVIDIA H200, but 2 x NVIDIA H200 on a and b"
 

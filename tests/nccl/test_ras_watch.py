@@ -126,7 +126,7 @@ jax.block_until_ready(result)  # WAITS
 def test_the_launches_are_recorded_where_nccl_is_too_old_for_the_plug_in() -> None:
     old = HEAD.replace(
         'os.environ["NCCL_PROFILER_PLUGIN"] = "libmine.so"',
-        "from lockstep.nccl import start\nstart._nccl = lambda: '2.26.2'",
+        "from lockstep.nccl import installed\ninstalled.version = lambda vendor: '2.26.2'",
     )
     assert old != HEAD
     program = "if me == 1:\n    time.sleep(1000)\njax.block_until_ready(step(x, zero))\n"

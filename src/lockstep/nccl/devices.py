@@ -18,17 +18,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from lockstep.nccl import installed, visible
 from lockstep.system import subprocess_output
 from lockstep.system.interfaces import interfaces
 from lockstep.system.subprocess_output import said_by
 
-_QUERY = ("name", "memory.total", "memory.used", "utilization.gpu", "compute_mode", "compute_cap")
+_QUERY = (
+    *("name", "memory.total", "memory.used", "utilization.gpu", "compute_mode", "compute_cap"),
+    "uuid",
+)
 _MIB = 1 << 20
 _P2P_READ, _P2P_OK = 0, 0
 """Numbers of NVML: nvidia-ml-py defines the first one as a tuple, which it then refuses."""
+_VARIABLES = ("NCCL_", visible.OF_CUDA)
 _MODES = {2: "Prohibited", 3: "Exclusive_Process"}
 
 
@@ -44,6 +48,7 @@ class Gpu:
     capability: tuple[int, ...] = ()
     processes: tuple[int, ...] = ()
     """The processes of this container that compute on it."""
+    uuid: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +74,7 @@ class GpuFacts:
     """The size of /dev/shm."""
     interfaces: tuple[tuple[str, str], ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The variables of NCCL."""
+    """The variables of NCCL, and those that hide GPUs."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -104,11 +109,11 @@ def probe(environ: Mapping[str, str] = os.environ) -> GpuFacts:
     return dataclasses.replace(
         facts,
         packages=_packages(),
-        other_nccl=_other_nccl(environ),
+        other_nccl=installed.other(environ),
         machine=platform.machine(),
         shared_memory=_shared_memory(),
         interfaces=tuple((each.name, each.address) for each in interfaces()),
-        environ={name: value for name, value in environ.items() if name.startswith("NCCL_")},
+        environ={name: environ[name] for name in environ if name.startswith(_VARIABLES)},
     )
 
 
@@ -152,6 +157,7 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
         _MODES.get(mode, "Default"),
         tuple(_asked(nvml, "CudaComputeCapability", handle) or ()),
         tuple(int(one.pid) for one in _asked(nvml, "ComputeRunningProcesses", handle) or ()),
+        _text(_asked(nvml, "UUID", handle) or ""),
     )
 
 
@@ -171,14 +177,20 @@ def _by_smi() -> GpuFacts:
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return GpuFacts(problem="there is no nvidia-smi, and nvidia-ml-py is not installed")
-    plain = said_by(smi)
+    try:
+        plain = subprocess_output.run([smi], subprocess_output.PROBE_SECONDS).stdout
+    except subprocess.TimeoutExpired:
+        late = f"nvidia-smi has not answered within {subprocess_output.PROBE_SECONDS:g} s"
+        return GpuFacts("nvidia-smi", late, is_late=True)
+    except OSError as error:
+        return GpuFacts("nvidia-smi", f"nvidia-smi: {error.strerror}")
     driver = re.search(r"Driver Version: *([\d.]+)", plain)
     if driver is None:
         said = (plain.strip().splitlines() or ["it says nothing"])[0]
         return GpuFacts("nvidia-smi", problem=f"nvidia-smi: {said[:200]}")
     cuda = re.search(r"CUDA (?:UMD )?Version: *(\d+)\.(\d+)", plain)
     query = said_by(smi, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits")
-    gpus = [_of_row(row.split(", ")) for row in query.splitlines() if row.count(", ") >= 5]
+    gpus = [_of_row(row.split(", ")) for row in query.splitlines() if row.count(", ") >= 6]
     return GpuFacts(
         "nvidia-smi",
         driver=driver[1],
@@ -191,7 +203,7 @@ def _by_smi() -> GpuFacts:
 def _of_row(row: Sequence[str]) -> Gpu:
     memory, used, busy = (int(word) if word.isdigit() else 0 for word in row[1:4])
     capability = tuple(int(part) for part in row[5].split(".") if part.isdigit())
-    return Gpu(row[0], memory * _MIB, used * _MIB, busy, row[4], capability)
+    return Gpu(row[0], memory * _MIB, used * _MIB, busy, row[4], capability, uuid=row[6])
 
 
 def _apart(matrix: str) -> tuple[tuple[int, int], ...]:
@@ -212,14 +224,6 @@ def _packages() -> dict[str, str]:
         if pattern.fullmatch(name):
             found.setdefault(name, each.version)
     return found
-
-
-def _other_nccl(environ: Mapping[str, str]) -> str:
-    for folder in environ.get("LD_LIBRARY_PATH", "").split(":"):
-        path = Path(folder or "/nonexistent", "libnccl.so.2")
-        if path.exists() and "site-packages" not in str(path):
-            return str(path.resolve())
-    return ""
 
 
 def _shared_memory() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._finding import Finding, ok, problem, warning
 from lockstep._words import counted, format_size, ranges
-from lockstep.nccl import known_hangs, library
+from lockstep.nccl import known_hangs, library, visible
 from lockstep.nccl.devices import GpuFacts
 
 DRIVERS = {12: (525, 60), 13: (580, 0)}
@@ -29,6 +29,12 @@ def cuda_of(packages: Mapping[str, str]) -> list[int]:
     return sorted(found)
 
 
+def plugins(facts: GpuFacts) -> str:
+    """JAX's plug-ins as pip names them, ``jax-cuda13-plugin==0.11.2``."""
+    found = sorted(facts.packages.items())
+    return " ".join(f"{name}=={version}" for name, version in found if name.endswith("-plugin"))
+
+
 def nccl_of(facts: GpuFacts) -> str:
     """The version of the NCCL that JAX loads; "": not known."""
     if facts.other_nccl:
@@ -41,6 +47,20 @@ def named(facts: GpuFacts) -> str:
     """``8 x NVIDIA H200``."""
     names = [gpu.name for gpu in facts.gpus]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+def shown(facts: GpuFacts) -> list[int]:
+    """The GPUs that a program sees, by their numbers; all where MIG devices are named."""
+    names = visible.shown("cuda", facts.environ, len(facts.gpus))
+    if names is None or visible.migs(facts.environ):
+        return [*range(len(facts.gpus))]
+    uuids = {number: gpu.uuid for number, gpu in enumerate(facts.gpus)}
+    return [
+        number
+        for name in names
+        for number, uuid in uuids.items()
+        if name == str(number) or (uuid and uuid.startswith(name))
+    ]
 
 
 def check_driver(facts: GpuFacts) -> Finding:
@@ -58,7 +78,8 @@ def check_driver(facts: GpuFacts) -> Finding:
         extra = f"jax-cuda{used[0]}-plugin jax-cuda{used[0]}-pjrt"
         return warning(name, f"{found}: JAX loads both", f"pip uninstall {extra}")
     for cuda in used:
-        if known_hangs.numbers(facts.driver)[:2] < DRIVERS.get(cuda, (0, 0)):
+        is_old = known_hangs.numbers(facts.driver)[:2] < DRIVERS.get(cuda, (0, 0))
+        if is_old and facts.cuda < (cuda, 0):  # else NVIDIA's package cuda-compat is there
             oldest = ".".join(map(str, DRIVERS[cuda]))
             other = "" if cuda == 12 else ", or pip install 'jax[cuda12]'"
             fix = f"install a newer driver{other}"
@@ -104,20 +125,20 @@ def check_nccl(facts: GpuFacts) -> Finding | None:
 
 
 def check_use(facts: GpuFacts) -> Finding | None:
-    """The GPUs are free."""
+    """The GPUs that a program sees are free."""
     if not facts.gpus:
         return None
     name = "use of GPUs"
-    refused = [n for n, gpu in enumerate(facts.gpus) if "prohibited" in gpu.mode.lower()]
-    if refused:
+    own = {number: facts.gpus[number] for number in shown(facts)}
+    if not own:
+        return warning(name, f"{visible.settings(facts.environ)} hides all", "unset it")
+    if refused := [n for n, gpu in own.items() if "prohibited" in gpu.mode.lower()]:
         what = f"GPU {ranges(refused)}: compute mode Prohibited"
         return problem(name, what, f"sudo nvidia-smi -i {refused[0]} -c DEFAULT")
-    used = [
-        n for n, g in enumerate(facts.gpus) if g.processes or g.used >= MUCH_USED or g.busy > _BUSY
-    ]
+    used = [n for n, g in own.items() if g.processes or g.used >= MUCH_USED or g.busy > _BUSY]
     if not used:
-        return ok(name, f"{counted(len(facts.gpus), 'GPU')} idle")
-    first = facts.gpus[used[0]]
+        return ok(name, f"{counted(len(own), 'GPU')} idle")
+    first = own[used[0]]
     pids = f" by process {ranges(first.processes)}" if first.processes else ""
     memory = f"{format_size(first.used)} of {format_size(first.memory)}"
     what = f"GPU {ranges(used)} used by others: {memory} of GPU {used[0]}{pids}, {first.busy}% busy"
@@ -126,22 +147,24 @@ def check_use(facts: GpuFacts) -> Finding | None:
 
 def check_peer_access(facts: GpuFacts) -> Finding | None:
     """Each GPU reaches the memory of the others."""
-    if len(facts.gpus) < 2:
+    own = shown(facts)
+    if len(own) < 2:
         return None
     name = "peer access"
-    if not facts.apart:
+    apart = [pair for pair in facts.apart if {*pair} <= {*own}]
+    if not apart:
         return ok(name, "each GPU reaches the memory of the others")
-    shown = ", ".join(f"{a}-{b}" for a, b in facts.apart[:3]) + ", ..." * (len(facts.apart) > 3)
+    pairs = ", ".join(f"{a}-{b}" for a, b in apart[:3]) + ", ..." * (len(apart) > 3)
     return warning(
         name,
-        f"not between GPUs {shown}: NCCL copies through the host's memory, which is slower",
+        f"not between GPUs {pairs}: NCCL copies through the host's memory, which is slower",
         "nvidia-smi topo -p2p r; turn off ACS in the BIOS, or use GPUs below one switch",
     )
 
 
 def check_shared_memory(facts: GpuFacts) -> Finding | None:
     """NCCL's processes of one host meet in /dev/shm, of which a container has 64 MiB."""
-    if len(facts.gpus) < 2 or not facts.shared_memory:
+    if len(shown(facts)) < 2 or not facts.shared_memory:
         return None
     found = f"{format_size(facts.shared_memory)} in /dev/shm"
     if facts.shared_memory < NEEDED_SHM:

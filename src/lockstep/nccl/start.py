@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from lockstep import _config, _jax_compat, _run_files
 from lockstep.callsites import frames
 from lockstep.flight_recorder import run_records
 from lockstep.job import current_job, job_key, kv_store, topology
-from lockstep.nccl import library
+from lockstep.nccl import gpus, installed, library
 from lockstep.nccl.ras_polls import RasPolls
 from lockstep.programs import compilations
 from lockstep.watchdog import launch_watch, shutdown_hook
@@ -41,7 +39,7 @@ def start(platform: str) -> None:
     config, own = _config.current(), str(library.path())
     if count == 1 or not config.record:
         return
-    if os.environ.get(library.VARIABLE) not in (None, "", own) or not library.is_loaded_by(_nccl()):
+    if os.environ.get(library.VARIABLE) not in (None, "", own) or not _is_recorded(platform):
         launch_watch.start(_NCCL, RasPolls())
         return
     peer = topology.this_process(process, config.host_id, "", 0)
@@ -78,12 +76,11 @@ def start(platform: str) -> None:
     shutdown_hook.at_the_end(library.leave, watch.stop)
 
 
-def _nccl() -> str:
-    """The version of NCCL that is installed for JAX; "": not known."""
-    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return ""
+def _is_recorded(platform: str) -> bool:
+    """Whether the library loads Lockstep's plug-in. AMD's has another history than NVIDIA's."""
+    vendor = gpus.vendor(platform, os.environ) or "cuda"
+    version = installed.version(vendor)
+    return library.is_loaded_by(version) and bool(version or vendor == "cuda")
 
 
 def _ids(devices: Sequence[Any]) -> list[int]:

@@ -26,14 +26,15 @@ def check(host: HostState, hosts: Sequence[HostState], request: Request) -> list
     if own.problem or len(known) < 2:
         return found
     readable = {label: facts for label, facts in known.items() if not facts.problem}
-    newer = f"pip install nvidia-nccl-cu{(gpu_checks.cuda_of(own.packages) or [13])[-1]}"
-    compared: list[tuple[str, Callable[[GpuFacts], str], str, bool]] = [
-        ("NCCL", gpu_checks.nccl_of, newer, True),
-        ("driver", lambda facts: facts.driver, "install the same driver on all hosts", False),
+    nccl = f"nvidia-nccl-cu{(gpu_checks.cuda_of(own.packages) or [13])[-1]}"
+    compared: list[tuple[str, Callable[[GpuFacts], str], Callable[[str], str], bool]] = [
+        ("NCCL", gpu_checks.nccl_of, lambda common: f"pip install {nccl}=={common}", True),
+        ("plug-in of JAX", gpu_checks.plugins, _install, True),
+        ("driver", lambda facts: facts.driver, lambda _: "install the same on all hosts", False),
         (
             "GPUs",
             gpu_checks.named,
-            "take hosts with the same GPUs: the slowest sets the pace",
+            lambda _: "take hosts with the same GPUs: the slowest sets the pace",
             False,
         ),
     ]
@@ -42,7 +43,11 @@ def check(host: HostState, hosts: Sequence[HostState], request: Request) -> list
         common, others = most(values)
         if values[host.label] != common:
             what = f"{values[host.label] or 'none'}, but {common or 'none'} on {listed(others)}"
-            fix = f"{fix}=={common}" if is_problem else fix
-            there = host.there(request, fix) if is_problem else fix
+            there = host.there(request, fix(common)) if is_problem else fix(common)
             found.append((problem if is_problem else warning)(name, what, there))
     return found
+
+
+def _install(plugins: str) -> str:
+    """How to have these plug-ins, each with its part that has the compiler."""
+    return f"pip install {plugins} {plugins.replace('-plugin', '-pjrt')}"
