@@ -6,11 +6,12 @@
 Two processes share the GPU over NCCL (``lockstep run --platform cuda --oversubscribe``). The parts:
 ``lockstep doctor``, the main job, what the recorder and ``lockstep report`` show of NCCL, what
 recording costs, NCCL's own RAS port, what the watch makes of it under a profiler plug-in of the
-user's, ``lockstep bench --platform cuda``, low precision, `lockstep.linalg` over two processes, the
-same beside cuSOLVER, and faults of the fault suite. Each part has a limit of its own, ends without
-a result where less than that is left of the nine minutes, and writes what it has found into
-``benchmarks/results/gpu.json``, with the card and the date; the documentation shows that file. It
-needs lockstep, jax with its CUDA plug-in, and no network.
+user's, a job that hangs and continues from its checkpoint, ``lockstep bench --platform cuda``, low
+precision, `lockstep.linalg` over two processes, the same beside cuSOLVER, and faults of the fault
+suite. Each part has a limit of its own, ends without a result where less than that is left of the
+nine minutes, and writes what it has found into ``benchmarks/results/gpu.json``, with the card and
+the date; the documentation shows that file. It needs lockstep, jax with its CUDA plug-in, and no
+network.
 """
 
 from __future__ import annotations
@@ -205,10 +206,22 @@ def faults(names: Sequence[str] = FAULTS) -> dict[str, Any]:
         end = words(done["output"])
         found[fault] = {"status": done["status"], "seconds": done["seconds"], "said": end}
         print(f"  {fault}: {done['seconds']} s", *end[:1], flush=True)
-    if Deadline.left() > _FAULT_SECONDS:
-        done = run([str(PROGRAMS), "compile_alone"], ("--stall-warning", "8"), limit=25)
-        found["compile alone"] = {"status": done["status"], "said": words(done["output"])}
+    for name in ("compile_alone", "launch_alone"):
+        if Deadline.left() > _FAULT_SECONDS:
+            options = ("--stall-warning", "5", "--collective-timeout", "10")
+            done = run([str(PROGRAMS), name], options, limit=_FAULT_SECONDS)
+            own = {"status": done["status"], "said": words(done["output"])}
+            found[name.replace("_", " ")] = own
     return found
+
+
+def restart() -> dict[str, Any]:
+    """A job that hangs, is ended, starts again, and continues from its checkpoint."""
+    options = ("--stall-warning", "4", "--collective-timeout", "8", "--max-restarts", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        done = run([str(PROGRAMS), "restart", f"{folder}/step"], options, limit=60)
+    own = {"status": done["status"], "seconds": done["seconds"]}
+    return {**own, "steps": said(done["output"]), "said": words(done["output"])}
 
 
 def ask_ras(commands: str, timeout: float = 10) -> str:
@@ -332,15 +345,16 @@ def linalg() -> dict[str, Any]:
 
 PARTS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
     "facts": (facts, 20),
-    "doctor": (doctor, 30),
-    "collectives": (collectives, 30),
-    "main job": (main_job, 30),
+    "doctor": (doctor, 20),
+    "collectives": (collectives, 25),
+    "main job": (main_job, 25),
     "cost": (cost, 40),
     "ras": (ras, 30),
     "ras joined": (ras_joined, 80),
-    "bench": (bench, 50),
-    "low precision": (low_precision, 20),
-    "solvers": (solvers, 90),
+    "restart": (restart, 45),
+    "bench": (bench, 40),
+    "low precision": (low_precision, 15),
+    "solvers": (solvers, 80),
     "linalg": (linalg, 80),
     "faults": (faults, 220),
 }

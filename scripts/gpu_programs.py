@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lockstep  # isort: skip
@@ -122,6 +123,33 @@ def compile_alone() -> None:
     if jax.process_index() == 1:
         time.sleep(600)
     mine(over_all(lambda v: 2 * lax.psum(v, "x"))(x))
+
+
+def launch_alone() -> None:
+    """Both compile a program, and process 0 alone launches it: NCCL has no communicator yet."""
+    x = rows(np.ones((jax.process_count(), 256), np.float32))
+    total: Any = over_all(lambda v: lax.psum(v, "x"))
+    compiled = total.lower(x).compile()
+    if jax.process_index() == 1:
+        time.sleep(600)
+    mine(compiled(x))
+
+
+def restart() -> None:
+    """Twelve steps with a checkpoint in a file; process 1 stands still once, before the sixth."""
+    kept = Path(sys.argv[2])
+    begun = int(kept.read_text()) if kept.exists() else 0
+    lockstep.continues_from(begun)
+    total = over_all(lambda v: lax.psum(v, "x"))
+    x = rows(np.ones((jax.process_count(), 256), np.float32))
+    error = 0.0
+    for step in range(begun, 12):
+        if step == 5 and not begun and jax.process_index() == 1:
+            time.sleep(600)
+        error = max(error, float(np.max(np.abs(mine(total(x)) - jax.process_count()))))
+        if jax.process_index() == 0:
+            kept.write_text(str(step + 1))
+    say(process=jax.process_index(), steps=[begun, 12], error=error)
 
 
 def sleep() -> None:

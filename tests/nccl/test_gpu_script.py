@@ -40,6 +40,17 @@ def test_its_programs_on_cpus(name: str) -> None:
 
 
 @pytest.mark.full
+def test_its_job_that_hangs_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    options = ["--platform", "cpu", "--collective-timeout", "4", "--max-restarts", "1"]
+    arguments = ["restart", str(tmp_path / "step")]
+    result = run_lockstep(options, PROGRAMS, program_args=arguments, timeout=120)
+    said = [json.loads(line) for lines in result.by_process.values() for line in lines]
+    said.sort(key=lambda one: one["process"])
+    assert said == [{"process": k, "steps": [5, 12], "error": 0.0} for k in range(2)], result
+    assert len(script().said(result.stdout)) == 2
+
+
+@pytest.mark.full
 def test_its_solvers_on_a_cpu() -> None:
     command = [sys.executable, str(PROGRAMS), "linalg"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
