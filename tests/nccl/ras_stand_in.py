@@ -49,6 +49,8 @@ def answer(
     ]
     whole = {
         "nccl_version": version,
+        "cuda_runtime_version": 13000,
+        "cuda_driver_version": 13000,
         "timestamp": "2026-11-27 04:13:40",
         "communicators_count": len(found),
         "communicators": found,

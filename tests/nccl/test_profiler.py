@@ -16,12 +16,22 @@ VERSIONS = pytest.mark.parametrize("version", [4, 5])
 
 
 def test_the_structs_have_the_published_sizes() -> None:
-    # Measured with the headers of NCCL 2.28 and 2.30 on x86-64.
+    # Measured with the headers of NCCL 2.28.9 and 2.30.7 (plugins/profiler) on x86-64.
     sizes = {driver.CollApi: 48, driver.P2pApi: 40, driver.Coll5: 88, driver.P2p5: 48}
+    sizes |= {driver.Coll4: 80, driver.P2p4: 40, driver.KernelCh: 16}
+    sizes |= {driver.Event4: 104, driver.Event5: 112, driver.Profiler4: 48, driver.Profiler5: 48}
     assert {kind: ctypes.sizeof(kind) for kind in sizes} == sizes
     assert driver.Event5.of.offset == driver.Event4.of.offset == 24
     assert driver.Coll4.n_channels.offset == 56
     assert driver.P2p4.peer.offset == 32
+    for task in (driver.Coll4, driver.Coll5):
+        assert (task.count.offset, task.datatype.offset, task.n_channels.offset) == (32, 48, 56)
+    for peer in (driver.P2p4, driver.P2p5):
+        assert (peer.peer.offset, peer.n_channels.offset) == (32, 36)
+    api = driver.CollApi
+    offsets = [api.count.offset, api.datatype.offset, api.root.offset, api.graph_captured.offset]
+    assert offsets == [8, 16, 24, 40]
+    assert driver.P2pApi.graph_captured.offset == 32
 
 
 @VERSIONS
