@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import ConfigError, LockstepError
-from lockstep._config import COLLECTIVES, Config, current
+from lockstep._config import COLLECTIVES, Config, Link, current
 
 NAMES = {field.metadata["name"]: field.name for field in dataclasses.fields(Config)}
 
@@ -31,6 +31,8 @@ GOOD = [
     ("LOCKSTEP_ENCRYPTION", "0", False),
     ("LOCKSTEP_CONNECTIONS", "8", 8),
     ("LOCKSTEP_ALGORITHMS", "all-reduce=ring", "all-reduce=ring"),
+    ("LOCKSTEP_LINALG_LINK", "50us,4GB/s", Link(5e-5, 4e9)),
+    ("LOCKSTEP_LINALG_LINK", "0.5us,0.125GB/s", Link(5e-7, 1.25e8)),
     ("LOCKSTEP_TRANSPORT", "ucx", "ucx"),
     ("LOCKSTEP_UCX_LIBRARY", "/lib/libucp.so.0", "/lib/libucp.so.0"),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "0", 0.0),
@@ -59,6 +61,7 @@ WHOLE, ABOVE_ZERO = "a whole number, 0 or more", "a whole number, 1 or more"
 SECONDS = "a number of seconds, 0 or more"
 SOME_SECONDS = "a number of seconds, 1 or more"
 CONNECTIONS = "a whole number from 1 to 8"
+LINK = "a latency and a rate, both above 0, such as 50us,4GB/s"
 
 BAD = [
     ("LOCKSTEP_COLLECTIVES", "Gloo", "one of lockstep, gloo, mpi"),
@@ -82,6 +85,10 @@ BAD = [
     ("LOCKSTEP_CONNECTIONS", "0", CONNECTIONS),
     ("LOCKSTEP_CONNECTIONS", "9", CONNECTIONS),
     ("LOCKSTEP_CONNECTIONS", "many", CONNECTIONS),
+    *(
+        ("LOCKSTEP_LINALG_LINK", text, LINK)
+        for text in ("", "50us", "4GB/s,50us", "0us,4GB/s", "50us,0GB/s", "50us,4", "-1us,4GB/s")
+    ),
     ("LOCKSTEP_TRANSPORT", "rdma", "one of tcp, ucx"),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "-1", SECONDS),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "nan", SECONDS),
@@ -159,6 +166,8 @@ def test_a_process_id_outside_the_job_is_refused() -> None:
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 counts = st.integers(1, 10**6)
 naturals = st.integers(0, 10**6)
+latencies = st.integers(1, 10**6).map(lambda microseconds: microseconds / 1e6)
+rates = st.integers(1, 10**6).map(lambda megabytes: megabytes * 1e6)
 
 
 @st.composite
@@ -178,6 +187,7 @@ def configs(draw: st.DrawFn) -> Config:
         attempt=draw(naturals),
         host_id=draw(st.none() | texts),
         engine=draw(st.none() | texts),
+        linalg_link=draw(st.none() | st.builds(Link, latencies, rates)),
         mpi_library=draw(st.none() | texts),
     )
 

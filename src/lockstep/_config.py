@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -105,6 +106,31 @@ def _text(text: str) -> str:
     return text
 
 
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What collectives cost, as ``50us,4GB/s``."""
+
+    latency: float
+    """Seconds of a small one."""
+    rate: float
+    """Bytes per second that a device gathers in a large one."""
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        found = re.fullmatch(r"(\d+\.?\d*)us,(\d+\.?\d*)GB/s", text)
+        link = cls(float(found[1]) / 1e6, round(float(found[2]) * 1e9)) if found else cls(0, 0)
+        if not (link.latency and link.rate):
+            raise ValueError("a latency and a rate, both above 0, such as 50us,4GB/s")
+        return link
+
+    def __str__(self) -> str:
+        return f"{_decimal(self.latency * 1e6)}us,{_decimal(self.rate / 1e9)}GB/s"
+
+
+def _decimal(value: float) -> str:
+    return f"{value:.9f}".rstrip("0").rstrip(".")
+
+
 def _path(text: str) -> str:
     """An absolute path, because the process may change its working directory later."""
     return os.path.abspath(os.path.expanduser(text)) if text else ""
@@ -164,6 +190,9 @@ class Config:
     algorithms: str = _variable("LOCKSTEP_ALGORITHMS", _text, "")
     """Algorithms of the engine between hosts, ``all-reduce=ring:1MiB,all-gather=bruck``, in place
     of its choice by size and number of hosts; the same in all processes of a job."""
+    linalg_link: Link | None = _variable("LOCKSTEP_LINALG_LINK", Link.parse)  # noqa: RUF009
+    """What the cost model of `lockstep.linalg` takes collectives to cost, in place of constants;
+    the same in all processes of a job."""
     transport: str = _variable("LOCKSTEP_TRANSPORT", _one_of(*TRANSPORTS), "tcp")
     """What carries the engine's messages between hosts; the same in all processes of a job."""
     ucx_library: str | None = _variable("LOCKSTEP_UCX_LIBRARY", _path)

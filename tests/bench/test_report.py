@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from lockstep._config import Link
 from lockstep.bench import plot, progress, session, summary, table
 from lockstep.bench.cases import Case
 from lockstep.bench.job import IMPLEMENTATIONS
@@ -96,6 +97,30 @@ def test_geometric_means_by_operation_and_range() -> None:
     assert rows["all_reduce"]["large"] == pytest.approx(10)
     assert rows["all_reduce"]["all"] == pytest.approx(20)
     assert rows["all_reduce"]["least"] == pytest.approx(10)
+
+
+def gathers(*sizes: int) -> dict[str, Any]:
+    found = []
+    for size in sizes:
+        case = Case.of_size("all_gather", size, 4, "f32")
+        seconds = 12.34e-6 if size < MIB else 3 * size / 2.5e9
+        found.append(CaseResult(case, {"lockstep": measured(seconds), "gloo": measured(1.0)}))
+    return summary.document(found, NAMES, FACTS | {"job": FACTS["job"] | {"ranks": 4}})
+
+
+def test_the_link_of_linalg_is_that_of_the_all_gathers() -> None:
+    found = gathers(1024, 65536, MIB, 16 * MIB)
+    assert found["linalg_link"] == "12.3us,2.5GB/s"
+    assert Link.parse(found["linalg_link"]) == Link(12.3e-6, 2.5e9)
+    assert "LOCKSTEP_LINALG_LINK=12.3us,2.5GB/s" in shown(found).splitlines()
+    assert "By the all-gathers of lockstep on 4 devices:" in shown(found)
+
+
+@pytest.mark.parametrize("sizes", [(), (1024, 65536), (MIB, 16 * MIB)])
+def test_without_small_and_large_all_gathers_there_is_no_link(sizes: tuple[int, ...]) -> None:
+    found = gathers(*sizes)
+    assert found["linalg_link"] is None
+    assert_unsaid("LOCKSTEP_LINALG_LINK", shown(found))
 
 
 def test_success_is_that_of_the_first() -> None:

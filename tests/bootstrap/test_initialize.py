@@ -207,6 +207,10 @@ DISAGREEMENTS = [
     ),
     ({"PYTHONHASHSEED": "7"}, {"PYTHONHASHSEED": ("random", "7")}),
     (
+        {"LOCKSTEP_LINALG_LINK": "20.0us,1GB/s"},
+        {"LOCKSTEP_LINALG_LINK": ("none", "20us,1GB/s")},
+    ),
+    (
         {"JAX_DEFAULT_MATMUL_PRECISION": "highest"},
         {"matmul precision": ("default", "highest")},
     ),

@@ -17,7 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from linalg.matrices import assert_close, full, hermitian, mesh, positive, put
-from lockstep.linalg import _eigh, _grid_model
+from lockstep import _config
+from lockstep._config import Config, Link
+from lockstep.linalg import _cost_model, _eigh, _grid_model
 from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid
 
@@ -39,6 +41,29 @@ def test_loops_count_as_often_as_they_run_and_the_cheaper_branch() -> None:
     a = jax.ShapeDtypeStruct((64,), "float64")
     text = run.lower(a).compile().as_text()
     assert SENT(text, 4) == (4, 3 * 2 * 128 * 3 / 4 + 512 * 3 / 4)
+
+
+def test_the_users_link_decides_about_tiles_and_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tile_of(link: str, n: int) -> int:
+        monkeypatch.setattr(_config, "current", lambda: Config(linalg_link=Link.parse(link)))
+        return _cost_model.cholesky_tile(n, 16, n // 16, "cpu")
+
+    def taken(link: str) -> list[Any]:
+        tile, on = tile_of(link, 8192), (16, "cpu")
+        return [
+            _grid_model.cholesky_grid(8192, 16, tile, None, "cpu"),
+            _grid_model.qr_grid(8192, 8192, 16, *on),
+            _grid_model.back_transformation_grid(8192, 8192, *on),
+        ]
+
+    assert taken("50us,4GB/s") == taken("50us,40GB/s") == [None] * 3
+    assert None not in taken("50us,0.1GB/s")
+    assert tile_of("1us,4GB/s", 2048) < tile_of("5000us,4GB/s", 2048)
+
+
+def test_without_a_link_the_constants_count() -> None:
+    assert _cost_model.machine("cpu") == _cost_model.CPU
+    assert _cost_model.machine("cuda") == _cost_model.GPU
 
 
 @pytest.fixture

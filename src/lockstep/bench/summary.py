@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep._config import Link
 from lockstep.bench import algorithm_choice
 from lockstep.bench.cases import LARGE, OPS, SMALL, Case
 from lockstep.bench.runner import CaseResult, Measurement
@@ -123,9 +124,25 @@ def document(
         "cases": entries,
         "geometric_means": geometric_means(entries, implementations[1:]),
     }
+    report["linalg_link"] = linalg_link(entries, implementations[0])
     if hosts:
         report["algorithms"] = algorithm_choice.of(report)
     return report
+
+
+def linalg_link(entries: Sequence[Mapping[str, Any]], name: str) -> str | None:
+    """The value of ``LOCKSTEP_LINALG_LINK`` by the all-gathers of an implementation: the smallest
+    one's time and the largest one's rate. None without a small one and a large one."""
+    gathers = [
+        (entry["bytes"], result["seconds"]["median"], result["bus_bytes_per_second"])
+        for entry in entries
+        if entry["op"] == "all_gather" and (result := entry["results"][name])["seconds"]
+    ]
+    if not gathers or min(gathers)[0] > SMALL or max(gathers)[0] < LARGE:
+        return None
+    latency, rate = min(gathers)[1] * 1e6, max(gathers)[2] / 1e9
+    link = Link(float(f"{latency:.3g}") / 1e6, float(f"{rate:.3g}") * 1e9)
+    return str(link) if link.latency and link.rate else None
 
 
 def succeeded(report: Mapping[str, Any]) -> bool:

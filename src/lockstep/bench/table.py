@@ -223,6 +223,14 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     if (hosts := report.get("hosts")) and hosts["line"]:
         console.print(Text(_line_text(hosts)))
     console.print(Text("times: median (quartiles) of one collective; GB/s: bus bandwidth."))
+    if link := report.get("linalg_link"):
+        console.print(
+            Text(
+                "lockstep.linalg chooses tiles and grids by constants. By the all-gathers of "
+                f"{report['implementations'][0]} on {counted(report['job']['ranks'], 'device')}:"
+            )
+        )
+        console.print(Text(f"LOCKSTEP_LINALG_LINK={link}"), soft_wrap=True)
     if report.get("algorithms"):
         _show_algorithms(report, console)
     for line in _problems(report):

@@ -119,6 +119,7 @@ def _settings() -> dict[str, str]:
         "collectives": str(collectives),
         "engine": bindings.interface(),
         "PYTHONHASHSEED": _hash_seed(),
+        "LOCKSTEP_LINALG_LINK": str(_config.current().linalg_link or "none"),
         "XLA_FLAGS": compilations.flags() or "none",
         "matmul precision": _optional("jax_default_matmul_precision"),
         "random numbers": "/".join(map(_optional, _RANDOM_NUMBERS)),

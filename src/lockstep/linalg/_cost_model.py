@@ -1,10 +1,18 @@
-"""The cost model that chooses tile sizes. Pure: sizes in, seconds out."""
+"""The cost model that chooses tile sizes. Pure, but for the user's `LOCKSTEP_LINALG_LINK`: sizes
+in, seconds out.
+
+All processes must compile the same programs, so nothing is measured here. What a collective costs
+is one constant for each platform, or what the user has measured by ``lockstep bench`` and set for
+all processes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable
+
+from lockstep import _config
 
 MAX_STEPS = 64
 """Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
@@ -48,7 +56,10 @@ GPU = Machine(
 
 
 def machine(platform: str) -> Machine:
-    return CPU if platform == "cpu" else GPU
+    constants, link = (CPU if platform == "cpu" else GPU), _config.current().linalg_link
+    if link is None:
+        return constants
+    return dataclasses.replace(constants, latency=link.latency, link=link.rate)
 
 
 def cholesky_seconds(n: int, devices: int, tile: int, machine: Machine, item: int = 8) -> float:
