@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from lanes import sample
+from linalg.grids import SENT
 from linalg.matrices import full, mesh, put
 from lockstep.linalg import _redistribute
 from lockstep.linalg._layout import RowMap
@@ -77,6 +78,39 @@ def test_nothing_is_gathered_and_the_buffers_are_shares() -> None:
     # XLA tells of one device. There and back: two buffers sent, two received, a few tables.
     share = n * n * 4 // devices
     assert memory.temp_size_in_bytes <= 4.5 * share, memory
+
+
+@sample(
+    ("n", "columns", "tile"),
+    [(64, 64, 4), (60, 41, 4), (64, 8, 4), (112, 21, 7)],
+    *(0, 1),
+)
+def test_where_few_devices_have_rows_for_each_other_two_shares_are_sent(
+    n: int, columns: int, tile: int
+) -> None:
+    """Tiles of a block go to one device; all pairs in one all-to-all have as many rows."""
+    over, a = mesh((8,)), full((n, columns), np.float64)
+    sharded = place("test", put(full((n, n), np.complex64), over, P()), None, None).sharded
+    blocks, cyclic = RowMap.in_blocks(sharded, n), RowMap.cyclic(n, 8, tile)
+    rows = np.zeros((blocks.padded, columns), a.dtype)
+    rows[blocks.slot_of_row[:n]] = a
+
+    def there(rows: jax.Array) -> jax.Array:
+        return _redistribute._move(rows, blocks, cyclic, sharded)
+
+    def and_back(rows: jax.Array) -> jax.Array:
+        return _redistribute._move(rows, cyclic, blocks, sharded)
+
+    for run, given, held in ((there, rows, cyclic), (and_back, None, blocks)):
+        given = rows if given is None else given
+        move = jax.jit(jax.shard_map(run, mesh=over, in_specs=P("x"), out_specs=P("x")))
+        _, size = SENT(move.lower(given).compile().as_text(), 8)
+        rows = np.asarray(move(given))
+        wanted = np.zeros((held.padded, columns), a.dtype)
+        wanted[held.slot_of_row[:n]] = a
+        np.testing.assert_array_equal(rows, wanted)
+        whole = (columns + -columns % 8) * a.itemsize * (blocks.rows + cyclic.rows)
+        assert 0 < size <= whole * 7 / 8
 
 
 def test_rows_that_fit_are_not_moved() -> None:

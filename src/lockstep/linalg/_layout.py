@@ -242,3 +242,11 @@ def exchange(source: RowMap, target: RowMap) -> Exchange:
     take = np.full((devices, target.rows), devices * width, np.int32)
     take[goes, target.slot_of_row[:n] % max(target.rows, 1)] = came * width + kth
     return Exchange(send, take)
+
+
+def reordering(source: RowMap, target: RowMap) -> NDArray[np.int32]:
+    """Shape (target.padded,): the slot in ``source`` of the row of each slot of ``target``. An
+    index beyond the end stands for "no row"."""
+    rows = target.row_of_slot.ravel()
+    slots = np.append(source.slot_of_row[: source.n], np.int32(source.padded))
+    return slots[np.minimum(rows, source.n)]

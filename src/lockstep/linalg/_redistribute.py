@@ -6,12 +6,14 @@ sharding replicates them. Besides its share a device holds at most one send and 
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg._layout import RowMap, Sharded, exchange
+from lockstep.linalg._layout import RowMap, Sharded, exchange, reordering
 
 
 def device_index(sharded: Sharded) -> jax.Array:
@@ -50,13 +52,29 @@ def _move(rows: jax.Array, source: RowMap, target: RowMap, sharded: Sharded) -> 
         return _pad_rows(rows, target.rows)
     if np.array_equal(source.row_of_slot, target.row_of_slot):
         return rows
-    tables = exchange(source, target)
+    tables, columns = exchange(source, target), rows.shape[1]
+    shares = source.rows + target.rows, columns + -columns % source.devices
+    if source.devices * tables.width * columns > math.prod(shares):
+        return _move_in_columns(rows, source, target, sharded)
     me = device_index(sharded)
     send = jnp.asarray(tables.send)[me]
     buffer = jnp.take(rows, send, axis=0, mode="fill", fill_value=0)
     buffer = lax.all_to_all(buffer, sharded.axes, 0, 0, tiled=True)
     buffer = buffer.reshape(-1, rows.shape[1])
     return jnp.take(buffer, jnp.asarray(tables.take)[me], axis=0, mode="fill", fill_value=0)
+
+
+def _move_in_columns(
+    rows: jax.Array, source: RowMap, target: RowMap, sharded: Sharded
+) -> jax.Array:
+    """`_move` where some devices have many rows for each other and others none: two all-to-alls of
+    a share, between which each device has all rows of some columns."""
+    columns, devices = rows.shape[1], source.devices
+    rows = jnp.pad(rows, ((0, 0), (0, -columns % devices)))
+    whole = lax.all_to_all(rows, sharded.axes, 1, 0, tiled=True)
+    slots = jnp.asarray(reordering(source, target))
+    whole = jnp.take(whole, slots, axis=0, mode="fill", fill_value=0)
+    return lax.all_to_all(whole, sharded.axes, 0, 1, tiled=True)[:, :columns]
 
 
 def _pad_rows(rows: jax.Array, count: int) -> jax.Array:
