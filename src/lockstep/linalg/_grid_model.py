@@ -197,6 +197,6 @@ def qr_numbers(m: int, n: int, steps: int, rows: int, columns: int) -> float:
     left = count**2 * (1 - 1 / steps) / 2
     gathered = 2 * tall / rows * along_row
     summed = 2 * (below + left) / columns * along_column
-    moved = (2 * tall + below + m * n + m * count) / devices * along_row
-    panels = 6 * count**2 / steps * (1 - 1 / devices)
+    moved = (2 * tall + count * n + m * n + m * count) / devices * along_row
+    panels = (3 * count**2 / steps + 2 * count) * (1 - 1 / devices)
     return gathered + summed + moved + panels

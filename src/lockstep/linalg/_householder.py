@@ -27,7 +27,7 @@ from lockstep.linalg import _grid_model, _panel, _sweeps
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._spread import Spread, flat
 from lockstep.linalg._sweeps import gather_rows
-from lockstep.linalg._tiles import adjoint, gemm, put, solve_right
+from lockstep.linalg._tiles import adjoint, gemm, packed, put, solve_right, unpacked
 
 MAX_PARTS = 8
 """Parts at most in which a panel's reflectors are applied: a product is then an eighth as large as
@@ -107,15 +107,15 @@ class Factored(NamedTuple):
     """The local rows of ``r``, (steps T, n), in the layout `Panels.triangle`."""
     y: tuple[jax.Array, ...]
     """The local rows from the panel's own tile on, (R - s T, w)."""
-    t: tuple[jax.Array, ...]
-    """(w, w) upper triangles, on every device."""
+    t_and_u: tuple[jax.Array, ...]
+    """(w + 1, w): ``t`` and the adjoint of ``u`` of `_panel.reflectors`, packed; on all devices."""
     phases: jax.Array
     """(R,): factors of modulus 1 of the local rows, or of the columns with their places."""
 
 
 def factor(rows: jax.Array, panels: Panels, axes: Axes) -> Factored:
     """The factorization of the local ``rows`` (R, n) by the first ``panels.count`` columns."""
-    blocks, ys, ts, phases = [], [], [], []
+    blocks, ys, small, phases = [], [], [], []
     rest = Spread(panels.grid, axes).take(rows)
     for s in range(panels.steps):
         first, end = panels.columns(s)
@@ -124,10 +124,10 @@ def factor(rows: jax.Array, panels: Panels, axes: Axes) -> Factored:
         blocks.append(done.block)
         phases.append(done.signs)
         ys.append(done.y)
-        ts.append(done.t)
+        small.append(packed(adjoint(done.u), done.t))
     phase = jnp.concatenate(phases)
     found, phase = _collect(rest, blocks, phase, rows.shape[1], panels, axes)
-    return Factored(found, tuple(ys), tuple(ts), phase)
+    return Factored(found, tuple(ys), tuple(small), phase)
 
 
 def triangle(rows: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
@@ -171,6 +171,7 @@ class Eliminated(NamedTuple):
     signs: jax.Array
     """(w,)"""
     y: jax.Array
+    u: jax.Array
     t: jax.Array
 
 
@@ -202,7 +203,7 @@ def _eliminate(
     y = jnp.roll(y, above, axis=0) if spare else y
     tall = flat(spread.gather(y))
     rest = _reflect(rest, tall, adjoint(t), top, begin + mine, spread)
-    return Eliminated(rest, rows_of_triangle(signs[:, None] * r, panels, axes), signs, y, t)
+    return Eliminated(rest, rows_of_triangle(signs[:, None] * r, panels, axes), signs, y, u, t)
 
 
 def _collect(
@@ -274,8 +275,8 @@ def _put_in_tile(block: jax.Array, rows: jax.Array, tile: int, axes: Axes) -> ja
 def apply_adjoint(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
     """``q^H b`` for local rows ``b`` (R, k)."""
     line, b = Spread(None, axes), b[None]
-    for s, (y, t) in enumerate(zip(factored.y, factored.t, strict=True)):
-        b = _reflect(b, y, adjoint(t), s * panels.tile, 0, line)
+    for s, (y, small) in enumerate(zip(factored.y, factored.t_and_u, strict=True)):
+        b = _reflect(b, y, adjoint(unpacked(small)[1]), s * panels.tile, 0, line)
     return factored.phases[:, None].conj() * b[0]
 
 
@@ -283,7 +284,8 @@ def apply(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) -> jax.A
     """``q b`` for local rows ``b`` (R, k)."""
     line, b = Spread(None, axes), (factored.phases[:, None] * b)[None]
     for s in reversed(range(panels.steps)):
-        b = _reflect(b, factored.y[s], factored.t[s], s * panels.tile, 0, line)
+        _, t = unpacked(factored.t_and_u[s])
+        b = _reflect(b, factored.y[s], t, s * panels.tile, 0, line)
     return b[0]
 
 
@@ -305,14 +307,14 @@ def columns_of_q(factored: Factored, panels: Panels, count: int, axes: Axes) -> 
         q = put(q, unit(last, panels.count, count), 0, last * tile, panels.count // spread.columns)
     for s in reversed(range(panels.steps)):
         first, end = panels.columns(s)
-        y, t, top, begin = factored.y[s], factored.t[s], s * tile, first // spread.columns
+        y, top, begin = factored.y[s], s * tile, first // spread.columns
+        u, t = unpacked(factored.t_and_u[s])
         # Were this the same operation as in `factor`, XLA would keep all that it gathered there: as
         # many shares as the grid has columns.
         tall = flat(adjoint(spread.gather(adjoint(y))))
         here = unit(s, first, end)
         q = _reflect(q, tall, t, top, begin + here.shape[2], spread)
-        phases = factored.phases[top : top + tile, None]
-        y1 = gather_rows(phases.conj() * y[:tile], axes)[: end - first]
-        change = gemm(tall, gemm(t, spread.own_columns(adjoint(y1)))).reshape(here.shape)
-        q = put(q, here - change, 0, top, begin)
+        # The panel's unit vectors have phases: reflected, they lose y t y1^H phases = -y u.
+        change = gemm(tall, spread.own_columns(adjoint(u))).reshape(here.shape)
+        q = put(q, here + change, 0, top, begin)
     return spread.give(q, count)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg._layout import Axes
-from lockstep.linalg._tiles import adjoint, gemm, potrf, solve_right
+from lockstep.linalg._tiles import adjoint, gemm, packed, potrf, solve_right, unpacked
 
 INNER = 32
 """Columns of a block of the small LU factorization: within one, row by row."""
@@ -60,7 +60,7 @@ def _cholesky_twice(rows: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array, 
 
     def once(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         q, r, _ = state
-        gram = lax.psum(gemm(adjoint(q), q), axes)
+        gram = _sum_hermitian(gemm(adjoint(q), q), axes)
         low = potrf(gram)
         return solve_right(q, low), gemm(adjoint(low), r), jnp.linalg.norm(gram - eye)
 
@@ -70,6 +70,20 @@ def _cholesky_twice(rows: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array, 
     # All devices must take the same way, and a NaN is a failure.
     bad = lax.psum(jnp.where(deviation <= CLOSE, 0, 1), axes)
     return q, jnp.triu(r), bad == 0
+
+
+def _sum_hermitian(part: jax.Array, axes: Axes) -> jax.Array:
+    """The sum of all devices' Hermitian matrices, of which half is sent."""
+    n = len(part)
+    half = -(-n // 2)
+    part = jnp.pad(part, ((0, 2 * half - n), (0, 2 * half - n)))
+    first, second = part[:half, :half], part[half:, half:]
+    summed = lax.psum(jnp.concatenate([packed(first, second), part[half:, :half]]), axes)
+    low, up = unpacked(summed[: half + 1])
+    left = jnp.concatenate([low, summed[half + 1 :]])
+    right = jnp.concatenate([jnp.zeros_like(up), adjoint(up)])
+    lower = jnp.concatenate([left, right], axis=1)[:n, :n]
+    return lower + adjoint(jnp.tril(lower, -1))
 
 
 def _tsqr(

@@ -30,6 +30,17 @@ def put(x: jax.Array, part: jax.Array, *starts: int) -> jax.Array:
     return lax.dynamic_update_slice(x, part, starts)
 
 
+def packed(lower: jax.Array, upper: jax.Array) -> jax.Array:
+    """The lower triangle of one matrix, (n, n), and the upper one of another, as (n + 1, n): the
+    "rectangular full packed" format of Gustavson and others, ACM TOMS 37, 2010."""
+    return jnp.pad(jnp.tril(lower), ((1, 0), (0, 0))) + jnp.pad(jnp.triu(upper), ((0, 1), (0, 0)))
+
+
+def unpacked(both: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The triangles of `packed`, with zeros elsewhere."""
+    return jnp.tril(both[1:]), jnp.triu(both[:-1])
+
+
 def potrf(a: jax.Array) -> jax.Array:
     """The lower Cholesky factor of ``a``, NaN if there is none. Only the lower triangle is read."""
     return lax.linalg.cholesky(a, symmetrize_input=False)
