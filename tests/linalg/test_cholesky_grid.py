@@ -215,6 +215,7 @@ def test_what_a_grid_sends_beside_what_the_line_sends(devices: int, most: float)
     assert done.returncode == 0, done.stderr
     lines = [dict(word.split("=") for word in line.split()) for line in done.stdout.splitlines()]
     sent = {(x["routine"], x["split"], x["layout"]): float(x["sent"]) for x in lines}
-    for routine in ("potrf", "cholesky"):
+    # The way in and out of `cholesky` is the same for both.
+    for routine, limit in (("potrf", most), ("cholesky", 1.1 * most)):
         for split in ("rows", "both"):
-            assert sent[routine, split, "grid"] <= most * sent[routine, split, "line"]
+            assert sent[routine, split, "grid"] <= limit * sent[routine, split, "line"]
