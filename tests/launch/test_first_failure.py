@@ -144,6 +144,13 @@ def test_a_process_that_could_make_no_thread_says_which_limit_to_raise() -> None
     assert "It could make no more threads: raise the limit (ulimit -u" in text.splitlines()[0]
 
 
+def test_an_engines_error_of_the_first_process_names_it_once() -> None:
+    said = "JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 0 (pid 7 on d): no memory."
+    failed = ended(0, 1, 2.0, record(1.0, said))
+    text = headline(failed, [failed], 2.0)[0].splitlines()[0]
+    assert text == "process 0 of 1 failed first: no memory. (exit code 1)"
+
+
 def test_the_stack_of_the_thread_that_crashed_is_shown_from_its_innermost_frame() -> None:
     above = [PYTHON, "", "Thread 0x1 (most recent call first):", *DUMP, ""]
     crashed = ["Current thread 0x2 (most recent call first):", *DUMP]

@@ -29,6 +29,10 @@ _MEMORY = (
     r"(on {host} failed first: |process {process} \(pid \d+ on {host}\)).*"
     r"(out of memory|Out of memory|bad_alloc|MemoryError|memory)"
 )
+_ABORTED = (
+    r"process {process} (of \d on {host} failed first:|\(pid \d+ on {host}\) was) killed by SIGABRT"
+)
+"""XLA's answer where it gets no thread or no memory."""
 
 
 class Kind(NamedTuple):
@@ -60,7 +64,7 @@ KINDS = {
     "disk full": Kind((_FULL,), (4.0,)),
     "checkpoints' disk full": Kind((_FULL,), (4.0,)),
     "memory taken": Kind((_MEMORY, _KILLED), (4.0,)),
-    "address space taken": Kind((_MEMORY,), (4.0,)),
+    "address space taken": Kind((_MEMORY, _ABORTED), (4.0,)),
     "clock changed": Kind((), (4.0,)),
     "no descriptors": Kind((_FILES,), (4.0,)),
     "agent without descriptors": Kind((_FILES,), (4.0,)),

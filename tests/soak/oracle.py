@@ -12,6 +12,7 @@ from soak.faults import KINDS
 
 _ATTEMPT = re.compile(r"^lockstep: attempt \d+ starts.*$", re.MULTILINE)
 _ENDS = re.compile(r"ends after (\d+) steps with ((?:\d+ ?)+)$", re.MULTILINE)
+_FAILED = re.compile(r"\bfailed\b.* of | of .*\bfailed\b|\bwas killed by SIGABRT\b")
 
 
 class Struck(NamedTuple):
@@ -43,8 +44,8 @@ def headlines(text: str) -> list[str]:
     found = []
     for block in _ATTEMPT.split(text):
         lines = [line for line in block.splitlines() if line.startswith("lockstep: ")]
-        failed = [line for line in lines if re.search(r"\bfailed\b", line)]
-        found += [line for line in failed if " of " in line][:1]
+        # Of two processes that abort at once no line says which of them failed first.
+        found += [line for line in lines if _FAILED.search(line)][:1]
     return found
 
 

@@ -60,6 +60,16 @@ def test_the_first_line_of_each_failure_is_judged() -> None:
     assert oracle.judge(twice, [ON_D], has_ended=False).what == "named wrong"
 
 
+def test_of_two_processes_that_abort_the_first_line_is_judged() -> None:
+    first = (
+        "lockstep: process 3 (pid 136 on e) was killed by SIGABRT (signal 6) after 0 collectives"
+    )
+    said = f"{first}\nlockstep: process 0 on b failed 0.0 s later: killed by SIGABRT\n{OTHERS}"
+    aborted = [Struck("address space taken", *at) for at in (("e", 3), ("b", 0))]
+    assert oracle.judge(said, aborted, has_ended=False) == ("named right", first, None)
+    assert oracle.judge(said, aborted[1:], has_ended=False).what == "named wrong"
+
+
 def test_a_kill_is_not_survived_and_a_slow_link_is() -> None:
     assert oracle.judge("", [ON_D], has_ended=False).what == "unnoticed"
     slow = Struck("packets delayed", "d", 2)

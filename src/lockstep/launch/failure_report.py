@@ -50,7 +50,7 @@ _NO_MEMORY = (
 )
 _NO_THREAD = (
     "It could make no more threads: raise the limit (ulimit -u, or that of the container or the "
-    "batch job, pids.max), or use fewer processes."
+    "batch job, pids.max; ulimit -v, which their stacks need too), or use fewer processes."
 )
 _LOST = "The agent of a lost host ends its processes, and itself."
 _CAUSES: dict[int, str] = {
@@ -246,6 +246,7 @@ def _first(
     if is_engines(first.record) and _is_of_another(how, first.process_id):
         text = how.removesuffix(_code(first)).rstrip(".")
         return f"{text}; so {failed.removesuffix(' first')}{_code(first)}"
+    how = re.sub(rf"^process {first.process_id} \([^()]*\): ", "", how)
     text = f"{failed}: {textwrap.shorten(how, most, placeholder=' ...') if most else how}"
     if first.record is None:
         cause = _cause(first)
