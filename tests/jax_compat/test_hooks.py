@@ -157,7 +157,8 @@ state.initialize = initialize
 def test_what_fails_later_than_at_the_import_is_one_line_too(hook: str, breaks: str) -> None:
     result = run(breaks)
     assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
-    [line] = hooks_reported(result)
+    # A signature of `initialize` that is not known is lost for the detection of clusters, too.
+    [line] = [one for one in hooks_reported(result) if f'"{hook}"' in one]
     assert f'the hook "{hook}" does not fit' in line
 
 
@@ -217,7 +218,11 @@ def test_with_a_key_nothing_goes_over_gloo(
 def test_float16_is_lost_where_the_pass_cannot_be_registered() -> None:
     if not _jax_compat.has_passes():
         pytest.skip("this jax has no place for a pass: tests/hlo/test_float16_pass.py")
-    result = run("import jax.extend.xla as x; hide(x, 'register_hlo_module_transformation')")
+    result = run(
+        "from lockstep._jax_compat import programs\n"
+        "found = next(filter(importlib.util.find_spec, programs._PASSES))\n"
+        "hide(importlib.import_module(found), 'register_hlo_module_transformation')"
+    )
     assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
     [line] = hooks_reported(result)
     assert 'the hook "float16 pass"' in line
