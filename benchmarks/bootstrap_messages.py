@@ -1,21 +1,25 @@
 """What the records that processes exchange at the start cost: messages, bytes, process 0's time.
 
     python benchmarks/bootstrap_messages.py 16 64 256
+    python benchmarks/bootstrap_messages.py --in-memory 1024
 
 One process holds JAX's coordination service, and 16 others of this machine hold its clients, which
 are real ones. Each client makes the exchanges of a start of Lockstep (`bootstrap.peers`, settings,
 addresses, records), with records of the size that those have. Counted are the calls of a client and
 the bytes of their answers; the processor time is that of the process with the service alone.
+``--in-memory``: a thread for each process, and a dictionary in the place of the service.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib
 import multiprocessing
 import os
 import resource
 import statistics
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -99,7 +103,45 @@ def hold(first: int, count: int, address: str, told: Any) -> None:
     os._exit(0)  # an end of each client is an exchange of its own
 
 
-def measure(count: int) -> str:
+class Memory:
+    """The calls of JAX's service that a start needs."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, dict[str, str]] = collections.defaultdict(dict)
+        self._there: dict[str, threading.Event] = collections.defaultdict(threading.Event)
+        self._lock = threading.Lock()
+
+    def key_value_set(self, name: str, record: str) -> None:
+        with self._lock:
+            self._folders[name.rpartition("/")[0]][name] = record
+            there = self._there[name]
+        there.set()
+
+    def blocking_key_value_get(self, name: str, milliseconds: int) -> str:
+        with self._lock:
+            there = self._there[name]
+        if not there.wait(milliseconds / 1000):
+            raise RuntimeError(f"DEADLINE_EXCEEDED: {name}")
+        return self._folders[name.rpartition("/")[0]][name]
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        with self._lock:
+            return list(self._folders[folder.rstrip("/")].items())
+
+
+def simulate(count: int) -> list[tuple[int, int, float]]:
+    memory, began = Memory(), time.monotonic()
+
+    def run(process: int) -> tuple[int, int, float]:
+        counting = Counting(memory)
+        start(counting, process, count)
+        return counting.calls, counting.bytes, time.monotonic() - began
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def measure(count: int) -> tuple[list[tuple[int, int, float]], float]:
     with reserve() as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
         service = _jax.get_distributed_runtime_service(address, count, heartbeat_timeout=SECONDS)
@@ -118,8 +160,12 @@ def measure(count: int) -> str:
     for one in holders:
         one.join(SECONDS)
     del service
-    calls, sizes, seconds = zip(*rows, strict=True)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return rows, busy
+
+
+def shown(count: int, rows: list[tuple[int, int, float]], busy: float) -> str:
+    calls, sizes, seconds = zip(*rows, strict=True)
     return (
         f"{count} processes: {statistics.median(calls):.0f} calls each (at most {max(calls)}), "
         f"{sum(calls)} together; {statistics.median(sizes) / 1e6:.2f} MB each, "
@@ -131,8 +177,10 @@ def measure(count: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("processes", type=int, nargs="*", default=[16, 64, 256])
-    for count in parser.parse_args().processes:
-        print(measure(count), flush=True)
+    parser.add_argument("--in-memory", action="store_true", help="a thread for each process")
+    args = parser.parse_args()
+    for count in args.processes:
+        print(shown(count, *((simulate(count), 0) if args.in_memory else measure(count))))
 
 
 if __name__ == "__main__":

@@ -163,8 +163,11 @@ STATEMENTS = {
         "T = jax.vmap(lambda a: a * 2.0, out_axes={})(T)", "0", "1"
     ),
     "a shape of a literal": operation("T = T + jnp.ones({})[:4]", "(4, 4)", "(8, 4)", words=""),
-    "an implementation of random numbers": operation(
-        "T = T + jax.random.normal(jax.random.key(0, impl='{}'), T.shape)", "threefry2x32", "rbg"
+    "an implementation of random numbers": Statement(
+        "T = T + jax.random.normal(jax.random.key(0, impl='{}'), T.shape)",
+        ("threefry2x32", "rbg"),
+        (OPERATIONS,),
+        is_traced_once=True,
     ),
     "a rate of dropout": constant(
         "T = jnp.where(jax.random.bernoulli(jax.random.key(0), {}, T.shape), T, 0)", "0.9", "0.5"
