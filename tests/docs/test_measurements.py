@@ -19,6 +19,7 @@ from page_commands import ROOT, in_sentences, listed_lines, output_of
 PAGES = (ROOT / "docs").rglob("*.md")
 SECONDS = 240
 SMALLER = {
+    "bootstrap_messages.py": "4",
     "between_hosts.py": "--collectives all_reduce --sizes 1KiB --rounds 1",
     "check_replicas.py": "--rounds 1 --steps 3",
     "compile_once.py": "--processes 2 --layers 1 --ways barrier lockstep",
@@ -28,15 +29,17 @@ SMALLER = {
     "waiting.py": "--seconds 1",
     "gloo_versions.py": "--pythons python --mib 0.1 --executions 2 --rounds 1",
     "linalg.py": "--sizes 256 --rounds 1 --repeats 1",
+    "linalg_accuracy.py": "--n 32 --only Hilbert",
     "linalg_grids.py": "--n 64 --panels 2 --devices 4",
     "linalg_growth.py": "--smallest 128",
-    "program_records.py": "--layers 2",
+    "program_records.py": "--layers 2 --blocks",
     "restart.py": "--processes 2 --runs 1",
     "start.py": "--repeats 1",
     "start_between_hosts.py": "--hosts 2 --processes 1",
 }
 """Options in the place of those of a page."""
 PRINTS = {
+    "bootstrap_messages.py": r"^4 processes: \d+ calls each",
     "between_hosts.py": r"^all_reduce +1 KiB +\d",
     "check_replicas.py": r"^--check-replicas 1 +\d",
     "compile_once.py": r"^lockstep +second +\d.* compiled 0 0$",
@@ -44,6 +47,7 @@ PRINTS = {
     "gloo_versions.py": r"^\| \d[\d.]+ \| (yes|no) \| 0 of 2 \| 0 of 2 \|$",
     "launcher_on_hosts.py": r'^ "descriptors": \{$',
     "linalg.py": r"^\w+ +256 ",
+    "linalg_accuracy.py": r"^\| Hilbert( \| \d[\d.]*){8} \|$",
     "linalg_grids.py": r"^(routine=(potrf|cholesky) layout=grid devices=4 |\| 1024 \|)",
     "linalg_growth.py": r"^ *(inverse|sweeps|factor|\d+) +\d+ +\d",
     "long_run.py": r'^gloo growth: \{"rss": -?\d+',

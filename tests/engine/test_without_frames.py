@@ -19,7 +19,7 @@ def test_every_collective_is_an_error_that_names_a_way_out(n: int, d: int) -> No
     result = run_lockstep([], PROGRAM, n=n, d=d, timeout=150, forked=True)
     assert result.by_process.keys() == set(range(n)), result
     for [text] in result.by_process.values():
-        assert text.startswith("cannot tell which devices form the group that starts with"), result
+        assert "cannot tell which devices form the group that starts with" in text, result
         assert f"requests of jaxlib {jaxlib.version.__version__} cannot be read" in text
         assert "--collectives gloo" in text
         assert _jax_compat.pin() in text
