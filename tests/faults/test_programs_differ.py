@@ -316,6 +316,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         shutil.rmtree(tmp_path / "1", ignore_errors=True)
 
 
+@pytest.mark.parametrize("collectives", [full("lockstep"), "gloo"])
+def test_where_the_compiler_writes_is_no_difference(collectives: str, tmp_path: Path) -> None:
+    """As JAX's profile-guided optimization has it."""
+    folder = f"{{'xla_dump_to': f'{tmp_path}/{{me}}'}}"
+    given = HEAD + OPTION.replace('{"xla_cpu_enable_fast_math": True} if SOME else None', folder)
+    result = run_lockstep(["--collectives", collectives], given, d=1, timeout=120, forked=True)
+    assert [result.by_process[process][-1] for process in (0, 1)] == ["28.0"] * 2, result
+
+
 AGAIN = """
 def make():
     def step(x):

@@ -168,7 +168,7 @@ def _with_options(module: Any, options: Any) -> contextlib.AbstractContextManage
     """What a program asks of the compiler is in no module and in no text of an executable."""
     if _config.current().check_programs != _config.OFF:
         try:
-            if changed := _jax_compat.changed_options(options):
+            if changed := _telling(_jax_compat.changed_options(options)):
                 text = re.sub(r"[^\x20-\x7e]|[\"\\{}]", "?", " ".join(changed))
                 return _jax_compat.marked(module, hlo_metadata.OPTIONS, text)
         except Exception as error:  # the program comes first
@@ -285,8 +285,12 @@ def _digest(data: bytes) -> str:
 @functools.cache
 def flags() -> str:
     """``XLA_FLAGS``, without those that change nothing in what is computed: XLA reads them once."""
-    given = os.environ.get("XLA_FLAGS", "").split()
-    return " ".join(sorted(f for f in given if not _HARMLESS.search(f.partition("=")[0])))
+    return " ".join(_telling(os.environ.get("XLA_FLAGS", "").split()))
+
+
+def _telling(flags: Sequence[str]) -> list[str]:
+    """Those that change what is computed, in order."""
+    return sorted(flag for flag in flags if not _HARMLESS.search(flag.partition("=")[0]))
 
 
 def current() -> tuple[float, Program] | None:
