@@ -190,6 +190,7 @@ class Config:
     algorithms: str = _variable("LOCKSTEP_ALGORITHMS", _text, "")
     """Algorithms of the engine between hosts, ``all-reduce=ring:1MiB,all-gather=bruck``, in place
     of its choice by size and number of hosts; the same in all processes of a job."""
+    # ruff takes the field for a call that is made once for all instances.
     linalg_link: Link | None = _variable("LOCKSTEP_LINALG_LINK", Link.parse)  # noqa: RUF009
     """What the cost model of `lockstep.linalg` takes collectives to cost, in place of constants;
     the same in all processes of a job."""

@@ -15,7 +15,8 @@ namespace lockstep {
 
 class FrameParser {
  public:
-  // Knows who greets and who may send, and receives what has arrived.
+  // The endpoint that owns the parser: it knows whose handshake this is and who may send, and takes
+  // the parsed frames.
   class Owner {
    public:
     // The process that greets. Throws Error when the greeting is not accepted.

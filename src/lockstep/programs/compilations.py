@@ -289,7 +289,7 @@ def flags() -> str:
 
 
 def _telling(flags: Sequence[str]) -> list[str]:
-    """Those that change what is computed, in order."""
+    """The flags that change what a program computes, sorted."""
     return sorted(flag for flag in flags if not _HARMLESS.search(flag.partition("=")[0]))
 
 
