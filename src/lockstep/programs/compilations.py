@@ -34,7 +34,7 @@ T = TypeVar("T")
 HOOK = "compilations"
 LOADED = "executables that are loaded"
 LOST = "programs that differ between processes are found by their collectives alone."
-MAX_MODULE = 1 << 16
+MAX_MODULE = 1 << 20
 """Bytes of a packed module that is kept; of a longer one only the digest is."""
 _MAX_KEPT = 1 << 26
 """Bytes of all modules that are kept: beyond, a difference is found but not explained."""

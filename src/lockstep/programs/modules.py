@@ -17,6 +17,10 @@ from lockstep.programs import compilations
 from lockstep.programs.compilations import Program
 
 _PREFIX = "lockstep/module"
+_WRITER = "lockstep/writer-of-module"
+_SHORT = 1 << 14
+"""Bytes of a packed module that every process sends: the store keeps the first. Of a longer one
+the process that is first to say so sends it, so that not all of a large job do."""
 _WAIT_SECONDS = 3.0
 _MAX_PUBLISHED = 1 << 25
 """Bytes that one process publishes at most: then differences are found and not explained."""
@@ -38,6 +42,8 @@ def publish(store: Store) -> None:
             continue
         _published[program.digest] = size
         with contextlib.suppress(InitializationError):  # another process has compiled it too
+            if size > _SHORT:
+                store.put(f"{_WRITER}/{program.digest}", "")
             store.put(f"{_PREFIX}/{program.digest}", program.to_json())
 
 
