@@ -14,6 +14,9 @@ namespace lockstep::blas {
 using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const void*,
                       const void*, const int*, const void*, const int*, const void*, void*,
                       const int*);
+// For real numbers it is BLAS's syrk, which takes the same arguments.
+using Herk = void (*)(const char*, const char*, const int*, const int*, const void*, const void*,
+                      const int*, const void*, void*, const int*);
 using Trsm = void (*)(const char*, const char*, const char*, const char*, const int*, const int*,
                       const void*, const void*, const int*, void*, const int*);
 using Potrf = void (*)(const char*, const int*, void*, const int*, int*);
@@ -22,6 +25,7 @@ using Getrf = void (*)(const int*, const int*, void*, const int*, int*, int*);
 // The routines for one type; null until `lockstep_use_lapack`.
 struct Routines {
   Gemm gemm;
+  Herk herk;
   Trsm trsm;
   Potrf potrf;
   Getrf getrf;

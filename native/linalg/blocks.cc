@@ -128,15 +128,16 @@ ffi::Error* multiply(const ffi::Frame& frame, int alpha, int beta) {
 }  // namespace
 }  // namespace lockstep
 
-// gemm, trsm, potrf and getrf, each for float, double and their complex types.
+// gemm, herk, trsm, potrf and getrf, each for float, double and their complex types.
 extern "C" void lockstep_use_lapack(void* const* functions) {
   using namespace lockstep;
   blas::Turn::count();
   for (std::size_t i = 0; i < 4; ++i)
     blas::table[i] = {reinterpret_cast<blas::Gemm>(functions[i]),
-                      reinterpret_cast<blas::Trsm>(functions[4 + i]),
-                      reinterpret_cast<blas::Potrf>(functions[8 + i]),
-                      reinterpret_cast<blas::Getrf>(functions[12 + i])};
+                      reinterpret_cast<blas::Herk>(functions[4 + i]),
+                      reinterpret_cast<blas::Trsm>(functions[8 + i]),
+                      reinterpret_cast<blas::Potrf>(functions[12 + i]),
+                      reinterpret_cast<blas::Getrf>(functions[16 + i])};
 }
 
 // a, b of rank 3, s32 (the words of Product) -> c, of which blocks not named hold anything.

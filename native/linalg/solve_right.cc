@@ -1,12 +1,44 @@
-// x <- x l^-H for a lower triangle l: the rows of an inverse (`lockstep/linalg/_inverse.py`).
+// x <- x l^-H for a lower triangle l: columns of an orthonormal basis, or rows of an inverse
+// (`lockstep/linalg/_panel.py`, `lockstep/linalg/_inverse.py`).
 #include <algorithm>
 #include <cstdint>
-#include <memory>
+#include <vector>
 
-#include "linalg/adjoint.h"
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
 #include "linalg/triangle.h"
+
+namespace lockstep {
+namespace {
+
+// Rows solved at a time: those of a panel stay in the second-level cache.
+constexpr std::int64_t kRows = 512;
+
+// In place of x (rows x width), a block of columns at a time, by products with the inverses of the
+// blocks on the diagonal of l.
+template <typename T>
+void solve_right(T* x, std::int64_t rows, const T* l, std::int64_t width) {
+  constexpr std::int64_t kBlock = triangle::kBlock;
+  const std::vector<T> inverses = triangle::inverses_of(l, width);
+  std::vector<T> product(kRows * kBlock);
+  for (std::int64_t at = 0; at < rows; at += kRows) {
+    const std::int64_t height = std::min(kRows, rows - at);
+    T* own = x + at * width;
+    for (std::int64_t k = 0; k < width; k += kBlock) {
+      const std::int64_t size = std::min(kBlock, width - k);
+      blas::gemm<T>(height, size, k, T(-1), {own, width, false}, {l + k * width, width, true}, T(1),
+                    own + k, width);
+      blas::gemm<T>(height, size, size, T(1), {own + k, width, false},
+                    {&inverses[static_cast<std::size_t>(k * kBlock)], kBlock, true}, T(0),
+                    product.data(), kBlock);
+      for (std::int64_t i = 0; i < height; ++i)
+        std::copy_n(&product[static_cast<std::size_t>(i * kBlock)], size, own + i * width + k);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
 
 // x (m, W), l (W, W) -> x l^-H in place.
 extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame* frame) {
@@ -18,18 +50,6 @@ extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame* fram
   if (!frame->is_in_place() || x.rank != 2 || !l.is(x.type, {x.dims[1], x.dims[1]}))
     return ffi::error(*frame, "lockstep_solve_right: wanted is (m, W) in place, and (W, W).");
   return blas::for_type(x.type, *frame, [&]<typename T>(T) {
-    const std::int64_t rows = x.dims[0], width = x.dims[1];
-    triangle::Solver<T> solver(l.as<const T>(), width);
-    constexpr std::int64_t kChunk = triangle::kChunk<T>;
-    const std::int64_t stride = adjoint::stride_of(std::min(kChunk, rows));
-    const auto turned =
-        std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(width * stride));
-    for (std::int64_t at = 0; at < rows; at += kChunk) {
-      const std::int64_t chunk = std::min(kChunk, rows - at);
-      T* own = x.as<T>() + at * width;
-      adjoint::copy(chunk, width, own, width, turned.get(), stride);
-      solver.solve(turned.get(), stride, chunk);
-      adjoint::copy(width, chunk, turned.get(), stride, own, width);
-    }
+    solve_right(x.as<T>(), x.dims[0], l.as<const T>(), x.dims[1]);
   });
 }

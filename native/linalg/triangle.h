@@ -35,16 +35,23 @@ void invert(const T* l, std::int64_t stride, std::int64_t size, T* inverse) {
   }
 }
 
+// The inverses of the blocks on the diagonal of l (width x width), one after another.
+template <typename T>
+std::vector<T> inverses_of(const T* l, std::int64_t width) {
+  std::vector<T> found;
+  for (std::int64_t at = 0; at < width; at += kBlock) {
+    found.resize(found.size() + kBlock * kBlock);
+    invert(l + at * width + at, width, std::min(kBlock, width - at), &found[at * kBlock]);
+  }
+  return found;
+}
+
 // The inverses of all blocks on the diagonal of l (width x width), and space for one product.
 template <typename T>
 class Solver {
  public:
-  Solver(const T* l, std::int64_t width) : l_(l), width_(width), product_(kChunk<T> * kBlock) {
-    for (std::int64_t at = 0; at < width; at += kBlock) {
-      inverses_.resize(inverses_.size() + kBlock * kBlock);
-      invert(l + at * width + at, width, std::min(kBlock, width - at), &inverses_[at * kBlock]);
-    }
-  }
+  Solver(const T* l, std::int64_t width)
+      : l_(l), width_(width), inverses_(inverses_of(l, width)), product_(kChunk<T> * kBlock) {}
 
   // t (width x columns, at most `kChunk<T>`); its rows are `stride` apart.
   void solve(T* t, std::int64_t stride, std::int64_t columns) {

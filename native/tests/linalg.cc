@@ -17,6 +17,7 @@
 #include "linalg/ffi.h"
 
 extern "C" lockstep::ffi::Error* lockstep_hemv(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_two_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_roots(lockstep::ffi::Frame*);
@@ -24,6 +25,9 @@ extern "C" lockstep::ffi::Error* lockstep_secular_weights(lockstep::ffi::Frame*)
 extern "C" lockstep::ffi::Error* lockstep_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_subtract_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_gram(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_lu_of_difference(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_reflect(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_potrf(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_trsm(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_factor_panel(lockstep::ffi::Frame*);
@@ -81,6 +85,18 @@ void plain_gemm(const char* a_op, const char* b_op, const int* m, const int* n, 
     }
 }
 
+// The upper triangle, of a matrix that is not transposed.
+void plain_syrk(const char*, const char*, const int* n, const int* k, const double* alpha,
+                const double* a, const int* a_stride, const double*, double* c,
+                const int* c_stride) {
+  for (int j = 0; j < *n; ++j)
+    for (int i = 0; i <= j; ++i) {
+      double sum = 0;
+      for (int l = 0; l < *k; ++l) sum += a[i + l * *a_stride] * a[j + l * *a_stride];
+      c[i + j * *c_stride] = *alpha * sum;
+    }
+}
+
 std::atomic<int> factorizations{0};
 
 // Factorizes the upper triangle, by columns.
@@ -129,11 +145,12 @@ void plain_getrf(const int* m, const int* n, double* a, const int* stride, int* 
 }
 
 void use_plain_lapack() {
-  void* functions[16] = {};
+  void* functions[20] = {};
   functions[1] = reinterpret_cast<void*>(plain_gemm);
-  functions[5] = reinterpret_cast<void*>(plain_trsm);
-  functions[9] = reinterpret_cast<void*>(plain_potrf);
-  functions[13] = reinterpret_cast<void*>(plain_getrf);
+  functions[5] = reinterpret_cast<void*>(plain_syrk);
+  functions[9] = reinterpret_cast<void*>(plain_trsm);
+  functions[13] = reinterpret_cast<void*>(plain_potrf);
+  functions[17] = reinterpret_cast<void*>(plain_getrf);
   lockstep_use_lapack(functions);
 }
 
@@ -209,6 +226,9 @@ std::vector<Case> cases() {
       {lockstep_hemv,
        {Array::rough({r, 2, r}), slots, Array::of({3}, std::vector<std::int32_t>{7, 7, 1})},
        {slots}},
+      {lockstep_two_products,
+       {Array::rough({11, 600}), Array::rough({600}), Array::rough({11})},
+       {Array::rough({11}), Array::rough({600}), Array::rough({})}},
       {lockstep_reflector, {panel, panel, panel, place}, {slots, Array::rough({3})}},
       {lockstep_correct, {slots, slots, panel, panel, Array::rough({}), place}, {slots}},
       {lockstep_secular_roots, {pole, second, z, rho, order_of, first}, {Array::rough({1, 30})}},
@@ -224,6 +244,16 @@ std::vector<Case> cases() {
       {lockstep_trsm,
        {Array::rough({20, 9}), well_conditioned(20), Array::of({1}, std::vector<std::int32_t>{0})},
        {Array::rough({20, 9})},
+       true},
+      {lockstep_gram, {Array::rough({90, 70})}, {Array::rough({70, 70})}},
+      {lockstep_reflect,
+       {Array::rough({2, 9, 40}), Array::rough({2, 7, 5}), Array::rough({5, 5}),
+        Array::rough({5, 30}), Array::of({2}, std::vector<std::int32_t>{2, 10})},
+       {Array::rough({2, 9, 40})},
+       true},
+      {lockstep_lu_of_difference,
+       {Array::rough({50, 50})},
+       {Array::rough({50, 50}), Array::rough({50})},
        true},
       {lockstep_potrf, {well_conditioned(20)}, {well_conditioned(20)}, true},
       {lockstep_getrf,
@@ -370,6 +400,20 @@ TEST(blocks_outside_of_their_arrays_are_errors) {
         reinterpret_cast<std::int32_t*>(arguments.back().bytes.data())[i] = wrong;
         CHECK_CONTAINS(call(what, arguments, results), "product");
       }
+    }
+  }
+}
+
+// Seven of nine rows, and thirty of forty columns.
+TEST(columns_outside_of_their_matrix_are_errors) {
+  use_plain_lapack();
+  for (const Case& what : cases()) {
+    if (what.kernel != lockstep_reflect) continue;
+    for (const auto& [place, wrong] :
+         std::vector<std::array<int, 2>>{{0, -1}, {0, 3}, {1, -1}, {1, 11}, {1, 1 << 30}}) {
+      std::vector<Array> arguments = what.arguments, results = what.results;
+      reinterpret_cast<std::int32_t*>(arguments.back().bytes.data())[place] = wrong;
+      CHECK_CONTAINS(call(what, arguments, results), "do not lie in their matrix");
     }
   }
 }

@@ -16,8 +16,11 @@ from linalg.matrices import DTYPES, TWO_DTYPES, each_dtype, eps, full, hermitian
 from lockstep.linalg import (
     _cholesky,
     _cpu_kernels,
+    _hermitian,
+    _householder,
     _inverse,
     _lu,
+    _panel,
     _secular,
     _sweeps,
     _tiles,
@@ -112,6 +115,60 @@ def test_solve_right(m: int, width: int, dtype: Any) -> None:
     low = np.tril(full((width, width), dtype, 1)) + 3 * width * np.eye(width)
     found = _cpu_kernels.solve_right(x, jnp.asarray(low, dtype))
     _close(found @ low.conj().T, x, dtype)
+
+
+@each_dtype
+@sample(("m", "n"), [(1, 1), (3, 1030), (9, 7), (64, 33)], 1)
+def test_products_with_a_matrix_and_its_adjoint(m: int, n: int, dtype: Any) -> None:
+    a, v, w = (
+        jnp.asarray(full(shape, dtype, k)) for k, shape in enumerate([(m, n), (n, 1), (m, 1)])
+    )
+    found = _cpu_kernels.two_products(a, v[:, 0], w[:, 0])
+    wanted = _hermitian._two_products(a, v[:, 0], w[:, 0])
+    for got, want in zip(found, wanted, strict=True):
+        _close(got, want, dtype)
+    assert float(found[2]) == float(wanted[2])
+
+
+@each_dtype
+@sample(("m", "width"), [(1, 1), (300, 65), (40, 128), (0, 3)], 1)
+def test_gram(m: int, width: int, dtype: Any) -> None:
+    x = jnp.asarray(full((m, width), dtype) if m else np.zeros((0, width), dtype))
+    _assert_equal(_panel._gram, _panel._gram_by_kernel, (x,), (), {}, dtype)
+
+
+@each_dtype
+@sample("n", [1, 5, 32, 70], 3)
+def test_factors_from_which_reflectors_are_rebuilt(n: int, dtype: Any) -> None:
+    """They give the columns of an orthonormal basis back."""
+    q = np.linalg.qr(full((n, n), dtype))[0].astype(dtype)
+    both = _panel._lu_of_difference, _panel._lu_of_difference_by_kernel
+    found, wanted = (run(jnp.asarray(q)) for run in reversed(both))
+    for got, want in zip(found, wanted, strict=True):
+        _close(got, want, dtype)
+    packed, signs = map(np.asarray, found)
+    assert (np.abs(np.diagonal(packed)) >= 1 - 10 * eps(dtype)).all()
+    _close((np.tril(packed, -1) + np.eye(n)) @ np.triu(packed) + np.diag(signs), q, dtype)
+
+
+@each_dtype
+@sample("top", [0, 4], 0)
+@sample(("columns", "width"), [(1, 3), (2, 3), (1, 20), (3, 20), (2, 0)], 1, 2)
+def test_columns_are_reflected_where_they_lie(
+    columns: int, width: int, top: int, dtype: Any
+) -> None:
+    """With fewer columns than rows, and with more."""
+    b = jnp.asarray(full((columns, 9, 25), dtype))
+    tall = jnp.asarray(full((columns, 9 - top, 4), dtype, 1))
+    t, z = (
+        jnp.asarray(full((4, n), dtype, 2)) if n else jnp.zeros((4, 0), dtype) for n in (4, width)
+    )
+    at = jnp.asarray(5)
+    both = _householder._adjoint_times, _householder._adjoint_times_by_kernel
+    if width:
+        _assert_equal(*both, (tall, b), (at,), {"top": top, "width": width}, dtype)
+    both = _householder._subtract, _householder._subtract_by_kernel
+    _assert_equal(*both, (b, tall, t, z), (at,), {"top": top}, dtype)
 
 
 @each_dtype

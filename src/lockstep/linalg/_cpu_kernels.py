@@ -24,6 +24,7 @@ from lockstep.engine import bindings
 
 _NAMES = (
     "hemv",
+    "two_products",
     "reflector",
     "correct",
     "secular_roots",
@@ -31,6 +32,9 @@ _NAMES = (
     "products",
     "subtract_products",
     "solve_right",
+    "gram",
+    "reflect",
+    "lu_of_difference",
     "factor_panel",
     "potrf",
     "trsm",
@@ -39,12 +43,21 @@ _NAMES = (
 )
 
 _OF_SCIPY = (
-    ("cython_blas", "gemm", rb"void \(char \*, char \*, int \*, int \*, int \*, .*"),
-    ("cython_blas", "trsm", rb"void \((char \*, ){4}int \*, int \*, .*"),
-    ("cython_lapack", "potrf", rb"void \(char \*, int \*, \w+ \*, int \*, int \*\)"),
-    ("cython_lapack", "getrf", rb"void \(int \*, int \*, \w+ \*, int \*, int \*, int \*\)"),
+    ("cython_blas", "sgemm dgemm cgemm zgemm", rb"void \((char \*, ){2}(int \*, ){3}.*"),
+    ("cython_blas", "ssyrk dsyrk cherk zherk", rb"void \((char \*, ){2}(int \*, ){2}.*"),
+    ("cython_blas", "strsm dtrsm ctrsm ztrsm", rb"void \((char \*, ){4}int \*, int \*, .*"),
+    (
+        "cython_lapack",
+        "spotrf dpotrf cpotrf zpotrf",
+        rb"void \(char \*, int \*, \w+ \*, int \*, int \*\)",
+    ),
+    (
+        "cython_lapack",
+        "sgetrf dgetrf cgetrf zgetrf",
+        rb"void \(int \*, int \*, \w+ \*, int \*, int \*, int \*\)",
+    ),
 )
-"""Module, routine and signature."""
+"""Module, routines for f32, f64, c64 and c128, and their signature."""
 
 
 @functools.cache
@@ -55,7 +68,7 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(bindings.kernels_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-        library.lockstep_use_lapack((ctypes.c_void_p * 16)(*_lapack_of_scipy()))
+        library.lockstep_use_lapack((ctypes.c_void_p * 20)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
@@ -71,7 +84,7 @@ def available(platform: str) -> bool:
 
 
 def _lapack_of_scipy() -> list[int]:
-    """The addresses of these routines of SciPy, each for f32, f64, c64 and c128.
+    """The addresses of these routines of SciPy.
 
     They are those that jaxlib's LAPACK calls use.
     https://docs.scipy.org/doc/scipy/reference/linalg.cython_blas.html
@@ -80,14 +93,14 @@ def _lapack_of_scipy() -> list[int]:
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     found = []
-    for module, routine, signature in _OF_SCIPY:
+    for module, routines, signature in _OF_SCIPY:
         functions = importlib.import_module(f"scipy.linalg.{module}").__pyx_capi__
-        for letter in "sdcz":
-            capsule = functions[letter + routine]
+        for routine in routines.split():
+            capsule = functions[routine]
             declared = name_of(capsule)
             if not re.fullmatch(signature, declared):
                 text = declared.decode()
-                raise ImportError(f"scipy.linalg.{module}.{letter}{routine} is {text}")
+                raise ImportError(f"scipy.linalg.{module}.{routine} is {text}")
             found.append(address_of(capsule, declared))
     return found
 
@@ -144,6 +157,14 @@ def hemv(a: jax.Array, v: jax.Array, tile: int, top: jax.Array, me: jax.Array) -
       v: (P, R).
     """
     return _call("hemv", _like(v, *v.shape), a, v, _integers(tile, top, me))
+
+
+def two_products(
+    a: jax.Array, v: jax.Array, w: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`lockstep.linalg._hermitian._two_products`, in one pass over ``a``."""
+    out = _like(a, a.shape[0]), _like(a, a.shape[1]), _like(a.real)
+    return tuple(_call("two_products", out, a, v, w))
 
 
 def reflector(
@@ -223,6 +244,25 @@ def subtract_products(c: Blocks, a: Blocks, b: Blocks, sizes: Sizes) -> jax.Arra
     """
     out, words = _like(c.array, *c.array.shape), _words(sizes, c, a, b)
     return _call("subtract_products", out, c.array, a.array, b.array, words, in_place=True)
+
+
+def gram(x: jax.Array) -> jax.Array:
+    """`lockstep.linalg._panel._gram` of ``x`` (m, W), with half of the products."""
+    return _call("gram", _like(x, x.shape[1], x.shape[1]), x)
+
+
+def lu_of_difference(top: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both factors of `lockstep.linalg._panel._lu_of_difference` in place of ``top`` (w, w), and
+    the signs, (w,)."""
+    out = _like(top, *top.shape), _like(top, len(top))
+    return tuple(_call("lu_of_difference", out, top, in_place=True))
+
+
+def reflect(
+    b: jax.Array, tall: jax.Array, t: jax.Array, z: jax.Array, at: jax.Array, top: int
+) -> jax.Array:
+    """`lockstep.linalg._householder._subtract`, in place of ``b``."""
+    return _call("reflect", _like(b, *b.shape), b, tall, t, z, _integers(top, at), in_place=True)
 
 
 def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -23,15 +24,16 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from lockstep.linalg import _grid_model, _panel, _sweeps
+from lockstep.linalg import _cpu_kernels, _grid_model, _panel, _sweeps
+from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._spread import Spread, flat
 from lockstep.linalg._sweeps import gather_rows
-from lockstep.linalg._tiles import adjoint, gemm, packed, put, solve_right, unpacked
+from lockstep.linalg._tiles import adjoint, gemm, packed, put, unpacked
 
 MAX_PARTS = 8
 """Parts at most in which a panel's reflectors are applied: a product is then an eighth as large as
-what it changes."""
+what it changes. A kernel makes no such product."""
 
 MIN_PART = 256
 """Columns at least of such a part, for fast products and few collectives."""
@@ -53,6 +55,8 @@ class Panels:
     tile: int
     grid: Grid | None = None
     """The grid over which the columns right of a panel are spread; None: the line."""
+    kernels: bool = False
+    """Whether the engine's kernels do what plain JAX would."""
 
     def on_best_grid(self, columns: int, platform: str) -> Panels:
         """The same on the grid that the cost model finds faster, for so many columns in all."""
@@ -197,13 +201,19 @@ def _eliminate(
     if spare:  # rows above the panel count as padding
         panel = jnp.where(jnp.arange(height)[:, None] < above, 0, panel)
         panel = jnp.roll(panel, -above, axis=0)
-    q, r = _panel.factor(panel, axes, devices, tile, spare)
-    y1, u, t, signs = _panel.reflectors(gather_rows(q[:tile], axes)[:width])
-    y = _put_in_tile(y1, solve_right(q, adjoint(u)), tile, axes)
+    basis = _panel.basis(panel, axes, devices, tile, spare, panels.kernels)
+    solve_right = _panel.solver(panels.kernels)
+    first = solve_right(gather_rows(basis.x[:tile], axes)[:width], basis.low)
+    y1, u, t, signs = _panel.reflectors(first, panels.kernels)
+    # y = q u^-1, without q.
+    y = solve_right(basis.x, gemm(basis.low, adjoint(u)))
+    y = _put_in_tile(y1, y, tile, axes)
     y = jnp.roll(y, above, axis=0) if spare else y
     tall = flat(spread.gather(y))
-    rest = _reflect(rest, tall, adjoint(t), top, begin + mine, spread)
-    return Eliminated(rest, rows_of_triangle(signs[:, None] * r, panels, axes), signs, y, u, t)
+    rest = _reflect(rest, tall, adjoint(t), top, begin + mine, panels, spread)
+    return Eliminated(
+        rest, rows_of_triangle(signs[:, None] * basis.r, panels, axes), signs, y, u, t
+    )
 
 
 def _collect(
@@ -228,7 +238,13 @@ def _collect(
 
 
 def _reflect(
-    b: jax.Array, tall: jax.Array, t: jax.Array, top: int, first: int | jax.Array, spread: Spread
+    b: jax.Array,
+    tall: jax.Array,
+    t: jax.Array,
+    top: int,
+    first: int | jax.Array,
+    panels: Panels,
+    spread: Spread,
 ) -> jax.Array:
     """``b - y t y^H b`` in the rows from ``top`` and the columns from ``first`` on.
 
@@ -238,24 +254,67 @@ def _reflect(
     devices, rows, end = b.shape
     if isinstance(first, int):
         parts = max(1, min(MAX_PARTS, (end - first) // MIN_PART))
+        if panels.kernels:  # the products, which are w rows high, are an eighth of a share
+            most = devices * rows * end / 8
+            parts = min(parts, math.ceil(tall.shape[1] * (end - first) / most) or 1)
         width = -(-(end - first) // parts)
     else:  # the sizes of arrays do not depend on it
         width = -(-end // max(1, min(2 * MAX_PARTS, end // MIN_PART)))
         parts = -(-(end - first) // width)
     if not width:
         return b
+    products = _adjoint_times_by_kernel if panels.kernels else _adjoint_times
+    subtract = _subtract_by_kernel if panels.kernels else _subtract
+    tall = tall.reshape(devices, rows - top, -1)
 
     def step(k: jax.Array, b: jax.Array) -> jax.Array:
         begin = first + k * width
         at = jnp.minimum(begin, end - width)
-        part = lax.dynamic_slice(b, (0, top, at), (devices, rows - top, width))
         # The last part begins with columns of the one before, which are done.
         fresh = at + jnp.arange(width) >= begin
-        z = jnp.where(fresh, spread.sum(gemm(adjoint(tall), flat(part))), 0)
-        part = part - gemm(tall, gemm(t, z)).reshape(part.shape)
-        return lax.dynamic_update_slice(b, part, (0, top, at))
+        z = jnp.where(fresh, spread.sum(products(tall, b, at, top=top, width=width)), 0)
+        return subtract(b, tall, t, z, at, top=top)
 
     return lax.fori_loop(0, parts, step, b)
+
+
+def _part(b: jax.Array, at: jax.Array, top: int, width: int) -> jax.Array:
+    """The rows from ``top`` on of so many columns of ``b`` (c, R, k): (c (R - top), width)."""
+    devices, rows, _ = b.shape
+    return flat(lax.dynamic_slice(b, (0, top, at), (devices, rows - top, width)))
+
+
+def _adjoint_times(tall: jax.Array, b: jax.Array, at: jax.Array, top: int, width: int) -> jax.Array:
+    """``tall^H`` (c, R - top, w) times a part of ``b``: (w, width)."""
+    return gemm(adjoint(flat(tall)), _part(b, at, top, width))
+
+
+def _subtract(
+    b: jax.Array, tall: jax.Array, t: jax.Array, z: jax.Array, at: jax.Array, top: int
+) -> jax.Array:
+    """``b`` with a part of it, as wide as ``z`` (w, width), less ``tall t z``."""
+    part = _part(b, at, top, z.shape[1]) - gemm(flat(tall), gemm(t, z))
+    return lax.dynamic_update_slice(b, part.reshape(*tall.shape[:2], -1), (0, top, at))
+
+
+@_cpu_kernels.with_derivatives_of(_adjoint_times)
+def _adjoint_times_by_kernel(
+    tall: jax.Array, b: jax.Array, at: jax.Array, top: int, width: int
+) -> jax.Array:
+    devices, height, inner = tall.shape
+    sizes = Sizes(inner, width, height, count_l=devices, adjoint_a=True)
+    blocks = (
+        Blocks(tall, row_axis=1, step_l=(1, 0, 0)),
+        Blocks(b, (0, top, at), row_axis=1, step_l=(1, 0, 0)),
+    )
+    if devices == 1:
+        out = Blocks(jax.ShapeDtypeStruct((inner, 1, width), b.dtype))
+        return _cpu_kernels.products(out, *blocks, sizes)[:, 0]
+    none = Blocks(jnp.zeros((inner, 1, width), b.dtype))
+    return -_cpu_kernels.subtract_products(none, *blocks, sizes)[:, 0]
+
+
+_subtract_by_kernel = _cpu_kernels.with_derivatives_of(_subtract)(_cpu_kernels.reflect)
 
 
 def rows_of_triangle(r: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
@@ -276,7 +335,8 @@ def apply_adjoint(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) 
     """``q^H b`` for local rows ``b`` (R, k)."""
     line, b = Spread(None, axes), b[None]
     for s, (y, small) in enumerate(zip(factored.y, factored.t_and_u, strict=True)):
-        b = _reflect(b, y, adjoint(unpacked(small)[1]), s * panels.tile, 0, line)
+        t = adjoint(unpacked(small)[1])
+        b = _reflect(b, y, t, s * panels.tile, 0, panels, line)
     return factored.phases[:, None].conj() * b[0]
 
 
@@ -285,7 +345,7 @@ def apply(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) -> jax.A
     line, b = Spread(None, axes), (factored.phases[:, None] * b)[None]
     for s in reversed(range(panels.steps)):
         _, t = unpacked(factored.t_and_u[s])
-        b = _reflect(b, factored.y[s], t, s * panels.tile, 0, line)
+        b = _reflect(b, factored.y[s], t, s * panels.tile, 0, panels, line)
     return b[0]
 
 
@@ -313,8 +373,10 @@ def columns_of_q(factored: Factored, panels: Panels, count: int, axes: Axes) -> 
         # many shares as the grid has columns.
         tall = flat(adjoint(spread.gather(adjoint(y))))
         here = unit(s, first, end)
-        q = _reflect(q, tall, t, top, begin + here.shape[2], spread)
+        q = _reflect(q, tall, t, top, begin + here.shape[2], panels, spread)
         # The panel's unit vectors have phases: reflected, they lose y t y1^H phases = -y u.
-        change = gemm(tall, spread.own_columns(adjoint(u))).reshape(here.shape)
-        q = put(q, here + change, 0, top, begin)
+        subtract = _subtract_by_kernel if panels.kernels else _subtract
+        q, some = put(q, here, 0, top, begin), spread.own_columns(adjoint(u))
+        one, at = -jnp.eye(len(some), dtype=q.dtype), jnp.asarray(begin)
+        q = subtract(q, tall.reshape(*here.shape[:2], -1), one, some, at, top=top)
     return spread.give(q, count)

@@ -20,21 +20,26 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
     _arguments,
     _cpu_kernels,
     _householder,
+    _panel,
     _posdef,
     _qr,
     _redistribute,
     _scaling,
     _sweeps,
+    _upper,
     _validation,
 )
 from lockstep.linalg._householder import Factored
+from lockstep.linalg._panel import Basis
 from lockstep.linalg._qr import QRPlan
+from lockstep.linalg._tiles import adjoint, gemm, trsm, trsm_upper
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 
@@ -103,8 +108,9 @@ def solve(
         return none
     factored = factor(lax.stop_gradient(a), plan)
     sides = (b, none) if m >= n else (none, b)
-    if placed.inside:
-        return _solve(factored, *sides, plan)[1 if m >= n else 0]
+    wanted = "x" if m >= n else "r"
+    if placed.inside or not (isinstance(a, Tracer) or isinstance(b, Tracer)):
+        return _solve(factored, *sides, plan, wanted)
     x_placed = plan.x_placed
     product = functools.partial(_posdef.matmul, placed=b_placed)
     back = functools.partial(_posdef.matmul, placed=x_placed)
@@ -140,9 +146,8 @@ def _zeros(placed: Placed, rows: int, b: jax.Array) -> jax.Array:
 class Factor(NamedTuple):
     """``scale`` times a tall matrix, factored; global arrays whose rows are those of devices."""
 
-    qr: Factored
-    low: jax.Array
-    """The adjoint of the triangle, in slots, as `lockstep.linalg._cholesky` takes it."""
+    qr: Factored | Basis
+    """The reflectors of several panels, or one panel's basis."""
     scale: jax.Array
 
 
@@ -169,22 +174,23 @@ class Plan:
 
     @property
     def specs(self) -> Factor:
-        return Factor(self.tall.factored_specs(), cast(Any, P(self.tall.axes)), cast(Any, P()))
+        everywhere = cast(Any, P())
+        if self.tall.panels.steps == 1:
+            return Factor(Basis(cast(Any, P(self.tall.axes)), everywhere, everywhere), everywhere)
+        return Factor(self.tall.factored_specs(), everywhere)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
 def factor(a: jax.Array, plan: Plan) -> Factor:
     tall, axes = plan.tall, plan.tall.axes
-    panels, triangle = tall.panels, tall.panels.triangle
 
     def body(shard: jax.Array) -> Factor:
         rows = tall.take_adjoint(shard, plan.placed) if plan.is_wide else tall.take(shard)
-        scale = _scaling.factor(rows, axes)
-        factored = _householder.factor(scale * rows, panels, axes)
-        slots = _redistribute.columns_to_slots(factored.triangle, triangle)
-        me, one = _redistribute.device_index(plan.placed.sharded), jnp.ones((), slots.dtype)
-        slots = _redistribute.set_padding(slots, triangle, me, one)
-        return Factor(factored, _redistribute.adjoint(slots, axes), scale)
+        scale, panels = _scaling.factor(rows, axes), tall.panels
+        if panels.steps > 1:
+            return Factor(_householder.factor(scale * rows, panels, axes), scale)
+        how = {"tile": panels.tile, "kernels": panels.kernels}
+        return Factor(_panel.basis(scale * rows, axes, panels.layout.devices, **how), scale)
 
     return tall.map(body, plan.placed.spec, plan.specs)(a)
 
@@ -204,30 +210,69 @@ def solve_factored(
         b_placed, x_placed = x_placed, b_placed
     plan = dataclasses.replace(plan, b_placed=b_placed, x_placed=x_placed)
     if adjoint == plan.is_wide:  # the matrix that is solved with is the tall one
-        return _solve(factor, b, none, plan)[1]
-    return _solve(factor, none, b, plan)[0]
+        return _solve(factor, b, none, plan, "x")
+    return _solve(factor, none, b, plan, "r")
 
 
-@functools.partial(jax.jit, static_argnames="plan")
-def _solve(factor: Factor, b: jax.Array, g: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
-    """``r`` and ``x`` of the system, whose sides ``b`` and ``g`` are as long as those of ``t``."""
-    tall, axes, panels = plan.tall, plan.tall.axes, plan.tall.panels
-    layout, triangle = panels.layout, panels.triangle
+@functools.partial(jax.jit, static_argnames=("plan", "wanted"))
+def _solve(factor: Factor, b: jax.Array, g: jax.Array, plan: Plan, wanted: str = "r and x") -> Any:
+    """``r`` and ``x`` of the system, whose sides ``b`` and ``g`` are as long as those of ``t``; or
+    the one of them that is wanted."""
+    tall, layout, triangle = plan.tall, plan.tall.panels.layout, plan.tall.panels.triangle
     long, short = plan.b_placed, plan.x_placed
     long, short = (short, long) if plan.is_wide else (long, short)
 
-    def body(factor: Factor, b: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def body(factor: Factor, b: jax.Array, g: jax.Array) -> Any:
         rows = _redistribute.rows_from_shard(b, long.sharded, layout.n, layout)
         g_rows = _redistribute.rows_from_shard(g, short.sharded, triangle.n, triangle)
-        y = _sweeps.forward(factor.low, factor.scale * g_rows, triangle, axes, plan.kernels)
-        turned = _householder.apply_adjoint(factor.qr, rows, panels, axes)
-        head = panels.mine(axes)[: triangle.rows, None] < panels.count
-        c = jnp.where(head, turned[: triangle.rows], 0)
-        x = factor.scale * _sweeps.backward(factor.low, c - y, triangle, axes, plan.kernels)
-        kept = jnp.where(head, y, turned[: triangle.rows])
-        kept = jnp.concatenate([kept, turned[triangle.rows :]])
-        r = _householder.apply(factor.qr, kept, panels, axes)
-        return _qr.give(r, layout, long), _qr.give(x, triangle, short)
+        qr, g_rows = factor.qr, factor.scale * g_rows
+        if isinstance(qr, Basis):
+            r, x = _by_basis(qr, rows, g_rows, plan)
+        else:
+            r, x = _by_reflectors(qr, rows, g_rows, plan)
+        r, x = _qr.give(r, layout, long), _qr.give(factor.scale * x, triangle, short)
+        return {"r": r, "x": x}.get(wanted, (r, x))
 
     specs = (plan.specs, long.spec, short.spec)
-    return tall.map(body, specs, (long.spec, short.spec))(factor, b, g)
+    out = {"r": long.spec, "x": short.spec}.get(wanted, (long.spec, short.spec))
+    return tall.map(body, specs, out)(factor, b, g)
+
+
+def _by_reflectors(
+    qr: Factored, b: jax.Array, g: jax.Array, plan: Plan
+) -> tuple[jax.Array, jax.Array]:
+    """Local rows of ``r`` and of ``x`` for those of ``b`` and ``g``."""
+    panels, axes, triangle = plan.tall.panels, plan.tall.axes, plan.tall.panels.triangle
+    slots = _redistribute.columns_to_slots(qr.triangle, triangle)
+    me, one = _redistribute.device_index(plan.placed.sharded), jnp.ones((), slots.dtype)
+    slots = _redistribute.set_padding(slots, triangle, me, one)
+    y = _upper.forward(slots, g, triangle, axes, plan.kernels)
+    turned = _householder.apply_adjoint(qr, b, panels, axes)
+    head = panels.mine(axes)[: triangle.rows, None] < panels.count
+    c = jnp.where(head, turned[: triangle.rows], 0)
+    x = _upper.backward(slots, c - y, triangle, axes, plan.kernels)
+    kept = jnp.where(head, y, turned[: triangle.rows])
+    kept = jnp.concatenate([kept, turned[triangle.rows :]])
+    return _householder.apply(qr, kept, panels, axes), x
+
+
+def _by_basis(basis: Basis, b: jax.Array, g: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
+    """The same with a single panel, of which ``q`` has the columns and no others.
+
+    What ``b`` has in none of their directions is found twice: once leaves rounding errors of ``b``
+    in them (Giraud, Langou and Rozloznik, Comput. Math. Appl. 50, 2005).
+    """
+    axes, panels = plan.tall.axes, plan.tall.panels
+
+    def adjoint_times(b: jax.Array) -> jax.Array:
+        return trsm(basis.low, lax.psum(gemm(adjoint(basis.x), b), axes))
+
+    def times(c: jax.Array) -> jax.Array:
+        return gemm(basis.x, trsm(basis.low, c, conjugate_transpose=True))
+
+    g = _sweeps.gather_rows(g, axes)[: panels.count]
+    y = trsm_upper(basis.r, g, conjugate_transpose=True)
+    c = adjoint_times(b)
+    rest = b - times(c)
+    r = rest - times(adjoint_times(rest) - y)
+    return r, _householder.rows_of_triangle(trsm_upper(basis.r, c - y), panels, axes)

@@ -20,12 +20,16 @@ without pivots, of ``q`` minus a diagonal matrix of signs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
 from lockstep.linalg._layout import Axes
-from lockstep.linalg._tiles import adjoint, gemm, packed, potrf, solve_right, unpacked
+from lockstep.linalg._tiles import adjoint, gemm, packed, potrf, unpacked
 
 INNER = 32
 """Columns of a block of the small LU factorization: within one, row by row."""
@@ -35,41 +39,64 @@ CLOSE = 0.1
 Cholesky QR gives columns that are orthonormal to rounding."""
 
 
-def factor(
-    rows: jax.Array, axes: Axes, devices: int, tile: int, spare: int = 0
-) -> tuple[jax.Array, jax.Array]:
-    """The local rows (r, w) of ``q``, and ``r`` (w, w) on every device, of the panel ``rows``.
+def _gram(x: jax.Array) -> jax.Array:
+    return gemm(adjoint(x), x)
 
-    The diagonal of ``r`` is not negative, so that both are unique if the panel has full rank.
+
+_gram_by_kernel = _cpu_kernels.with_derivatives_of(_gram)(_cpu_kernels.gram)
+
+
+class Basis(NamedTuple):
+    """``q = x low^-H``, the orthonormal columns of a panel, as the product that they are."""
+
+    x: jax.Array
+    """The local rows (r, w)."""
+    low: jax.Array
+    """(w, w), on every device, as ``r``: lower triangular, close to the identity."""
+    r: jax.Array
+    """Upper triangular; its diagonal is not negative."""
+
+
+def factor(
+    rows: jax.Array, axes: Axes, devices: int, tile: int, kernels: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The local rows (r, w) of ``q``, and ``r`` (w, w) on every device; see `basis`."""
+    found = basis(rows, axes, devices, tile, kernels=kernels)
+    return solver(kernels)(found.x, found.low), found.r
+
+
+def basis(
+    rows: jax.Array, axes: Axes, devices: int, tile: int, spare: int = 0, kernels: bool = False
+) -> Basis:
+    """The factorization of the panel ``rows``. If it has full rank, ``q`` and ``r`` are unique.
 
     Together the devices have at least w rows, the first w of which, in the order of elimination,
     are no padding. The padding, rows of zeros, is at the end of that order. Of a device's rows the
     last ``spare`` may be padding beside the fewer than ``tile`` that any layout has.
     """
-    q, r, fine = _cholesky_twice(rows, axes)
+    found, fine = _by_cholesky(rows, axes, kernels)
 
-    def again() -> tuple[jax.Array, jax.Array]:
+    def again() -> Basis:
         return _tsqr(rows, axes, devices, tile, spare)
 
-    return lax.cond(fine, lambda: (q, r), again)
+    return lax.cond(fine, lambda: found, again)
 
 
-def _cholesky_twice(rows: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """q, r, and whether they are good to rounding."""
-    eye = jnp.eye(rows.shape[1], dtype=rows.dtype)
+def solver(kernels: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return _sweeps.solve_right_by_kernel if kernels else _tiles.solve_right
 
-    def once(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        q, r, _ = state
-        gram = _sum_hermitian(gemm(adjoint(q), q), axes)
-        low = potrf(gram)
-        return solve_right(q, low), gemm(adjoint(low), r), jnp.linalg.norm(gram - eye)
 
-    # A loop, because XLA compiles its body once.
-    start = rows, eye, jnp.zeros((), rows.real.dtype)
-    q, r, deviation = lax.fori_loop(0, 2, once, start)
+def _by_cholesky(rows: jax.Array, axes: Axes, kernels: bool) -> tuple[Basis, jax.Array]:
+    """The basis by two Cholesky factorizations, and whether it is good to rounding."""
+    gram_of = _gram_by_kernel if kernels else _gram
+    first = potrf(_sum_hermitian(gram_of(rows), axes))
+    x = solver(kernels)(rows, first)
+    gram = _sum_hermitian(gram_of(x), axes)
+    deviation = jnp.linalg.norm(gram - jnp.eye(len(gram), dtype=gram.dtype))
+    low = potrf(gram)
     # All devices must take the same way, and a NaN is a failure.
     bad = lax.psum(jnp.where(deviation <= CLOSE, 0, 1), axes)
-    return q, jnp.triu(r), bad == 0
+    return Basis(x, low, jnp.triu(adjoint(gemm(first, low)))), bad == 0
 
 
 def _sum_hermitian(part: jax.Array, axes: Axes) -> jax.Array:
@@ -86,9 +113,7 @@ def _sum_hermitian(part: jax.Array, axes: Axes) -> jax.Array:
     return lower + adjoint(jnp.tril(lower, -1))
 
 
-def _tsqr(
-    rows: jax.Array, axes: Axes, devices: int, tile: int, spare: int
-) -> tuple[jax.Array, jax.Array]:
+def _tsqr(rows: jax.Array, axes: Axes, devices: int, tile: int, spare: int) -> Basis:
     count, width = rows.shape
     # A device with few rows sends them as they are. Otherwise its first `width` rows must be real,
     # and fewer than `tile` of all can be padding.
@@ -104,17 +129,20 @@ def _tsqr(
     q = q.reshape(devices, height, width)[lax.axis_index(axes)]
     q = q if own is None else gemm(own, q)
     flip = jnp.where(jnp.diagonal(r).real < 0, -1, 1).astype(r.dtype)
-    return q * flip, r * flip[:, None]
+    return Basis(q * flip, jnp.eye(width, dtype=q.dtype), r * flip[:, None])
 
 
-def reflectors(top: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def reflectors(
+    top: jax.Array, kernels: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """``y1, u, t, signs``: ``I - y t y^H`` is unitary, and its first columns times signs are ``q``.
 
     ``top``, (w, w), holds the rows of ``q`` where the triangle of the panel goes. There ``y`` is
     ``y1``, unit lower triangular; elsewhere it is ``q u^-1``. ``u`` and ``t``, (w, w), are upper
     triangular. The rows of the panel's triangle are multiplied by ``signs``, (w,).
     """
-    low, u, signs = _lu_of_difference(top)
+    factors, signs = (_lu_of_difference_by_kernel if kernels else _lu_of_difference)(top)
+    low, u = jnp.tril(factors, -1) + jnp.eye(len(top), dtype=top.dtype), jnp.triu(factors)
     # q = (e - y t y1^H) signs, so that u = -t y1^H signs.
     t = lax.linalg.triangular_solve(
         low,
@@ -128,8 +156,8 @@ def reflectors(top: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arr
     return low, u, t, signs
 
 
-def _lu_of_difference(top: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The factors of ``top - diag(signs)``, and the signs, of modulus 1.
+def _lu_of_difference(top: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The factors of ``top - diag(signs)`` in one matrix, and the signs, of modulus 1.
 
     A sign is chosen when its pivot is known, so that no pivot is less than 1 in modulus.
     """
@@ -156,8 +184,12 @@ def _lu_of_difference(top: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         return a - gemm(below, jnp.where(row >= first + INNER, here, 0)), signs
 
     a, signs = lax.fori_loop(0, padded // INNER, block, (a, jnp.ones(padded, a.dtype)))
-    a = a[:n, :n]
-    return jnp.tril(a, -1) + jnp.eye(n, dtype=a.dtype), jnp.triu(a), signs[:n]
+    return a[:n, :n], signs[:n]
+
+
+_lu_of_difference_by_kernel = _cpu_kernels.with_derivatives_of(_lu_of_difference)(
+    _cpu_kernels.lu_of_difference
+)
 
 
 def _lu_of_columns(panel: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from lockstep.linalg import (
     _arguments,
     _cost_model,
+    _cpu_kernels,
     _householder,
     _panel,
     _posdef,
@@ -126,15 +127,17 @@ class QRPlan:
         tile = _cost_model.qr_tile(count, devices) if tile is None else tile
         tile = _cost_model.even_tile(-(-count // devices), tile)
         platform = _validation.platform(placed)
+        kernels = _cpu_kernels.available(platform)
         held = {rows for _, rows in sharded.blocks(m)}
         each = max(held)
         if len(held) == 1 and each * devices == m:
             # Rows stay where they are, if tiles fit into them.
             for fitting in range(tile, tile // 2, -1):
                 if -(-count // (fitting * devices)) * fitting <= each:
-                    panels = Panels(RowMap.in_blocks(sharded, m), count, fitting)
+                    layout = RowMap.in_blocks(sharded, m)
+                    panels = Panels(layout, count, fitting, kernels=kernels)
                     return cls(placed, n, panels.on_best_grid(n, platform))
-        panels = Panels(RowMap.cyclic(m, devices, tile), count, tile)
+        panels = Panels(RowMap.cyclic(m, devices, tile), count, tile, kernels=kernels)
         return cls(placed, n, panels.on_best_grid(n, platform))
 
     @property
@@ -233,7 +236,8 @@ def compute(a: jax.Array, plan: QRPlan, mode: str) -> Any:
         scale = _scaling.factor(rows, axes)
         rows = scale * rows
         if panels.steps == 1 and n == panels.count and mode == "reduced":
-            q, r = _panel.factor(rows, axes, panels.layout.devices, panels.tile)
+            how = {"tile": panels.tile, "kernels": panels.kernels}
+            q, r = _panel.factor(rows, axes, panels.layout.devices, **how)
             triangle = _householder.rows_of_triangle(r, panels, axes)
         else:
             factored = _householder.factor(rows, panels, axes)

@@ -58,16 +58,19 @@ def trsm(factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False) -> 
     )
 
 
-def trsm_unit_upper(
-    factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False
+def trsm_upper(
+    factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False, unit: bool = False
 ) -> jax.Array:
-    """``u^-1 b`` or ``u^-H b`` for the unit upper triangle ``u`` of ``factor``."""
+    """``u^-1 b`` or ``u^-H b`` for the upper triangle ``u`` of ``factor``.
+
+    ``unit``: its diagonal counts as that of ones.
+    """
     return lax.linalg.triangular_solve(
         factor,
         b,
         left_side=True,
         lower=False,
-        unit_diagonal=True,
+        unit_diagonal=unit,
         transpose_a=conjugate_transpose,
         conjugate_a=conjugate_transpose,
     )

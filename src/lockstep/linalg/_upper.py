@@ -1,9 +1,10 @@
-"""Solving with LU factors, on the local rows of every device.
+"""Solving with an upper triangle, and with LU factors, on the local rows of every device.
 
-The sweeps with the unit upper triangle ``u`` are the mirror images of those with a lower triangle
-(`lockstep.linalg._cholesky`), over the same supersteps. A device has the rows of its own slots of
-``u``. So in ``u^-1 b``, last superstep first, each solved block goes to all devices; in
-``u^-H b``, first superstep first, the devices add up what they leave to a block.
+The sweeps with the upper triangle ``u``, whose diagonal in LU factors is that of ones, are the
+mirror images of those with a lower triangle (`lockstep.linalg._cholesky`), over the same
+supersteps. A device has the rows of its own slots of ``u``. So in ``u^-1 b``, last superstep first,
+each solved block goes to all devices; in ``u^-H b``, first superstep first, the devices add up what
+they leave to a block.
 
 Rows are exchanged, as the factorization exchanged columns, where all of them are on every device.
 Everything here runs inside `jax.shard_map`.
@@ -30,26 +31,47 @@ def solve(
 ) -> jax.Array:
     """``a^-1 b = Q u^-1 l^-1 b`` for the rows of this device's slots, (R, k)."""
     b = _sweeps.forward(factors.slots, b, layout, axes, kernels)
-    run = functools.partial(_backward, kernels=kernels) if layout.devices > 1 else _backward_alone
-    return _sweeps.in_columns(run, factors, b, layout, axes)
+    position = inverse_of(factors.order).reshape(layout.devices, -1)[lax.axis_index(axes)]
+
+    def run(slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+        done = _backward(slots, b, layout, axes, kernels, True)
+        return adjoint(jnp.take(done.reshape(b.shape[1], -1), position, axis=1))
+
+    return _sweeps.in_columns(run, factors.slots, b, layout, axes)
 
 
 def solve_adjoint(
     factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``a^-H b = l^-H u^-H Q^H b``."""
-    run = functools.partial(_forward, kernels=kernels) if layout.devices > 1 else _forward_alone
-    b = _sweeps.in_columns(run, factors, b, layout, axes)
+    own = factors.order.reshape(layout.devices, -1)[lax.axis_index(axes)]
+
+    def run(slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+        b = _sweeps.gather_rows(b, axes)[own]
+        return _forward(slots, b, layout, axes, kernels, True)
+
+    b = _sweeps.in_columns(run, factors.slots, b, layout, axes)
     return _sweeps.backward(factors.slots, b, layout, axes, kernels)
 
 
-def _backward_alone(factors: Factors, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    solved = _tiles.trsm_unit_upper(factors.slots[:, 0], b)
-    return solved[inverse_of(factors.order)]
+def backward(
+    slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
+) -> jax.Array:
+    """``u^-1 b`` for an upper triangle ``u`` whose diagonal is not that of ones."""
+
+    def run(slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+        done = _backward(slots, b, layout, axes, kernels, False)
+        return adjoint(done[:, lax.axis_index(axes)])
+
+    return _sweeps.in_columns(run, slots, b, layout, axes)
 
 
-def _forward_alone(factors: Factors, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    return _tiles.trsm_unit_upper(factors.slots[:, 0], b[factors.order], conjugate_transpose=True)
+def forward(
+    slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
+) -> jax.Array:
+    """``u^-H b`` for the same."""
+    run = functools.partial(_forward, kernels=kernels, unit=False)
+    return _sweeps.in_columns(run, slots, b, layout, axes)
 
 
 # As in `_cholesky`, both sweeps keep the adjoint of what is summed, (k, P, R).
@@ -106,10 +128,12 @@ def _leave_rows_by_kernel(
 
 
 def _backward(
-    factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+    slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool, unit: bool
 ) -> jax.Array:
-    """``Q u^-1 b``."""
-    tile, slots = layout.tile, factors.slots
+    """The adjoint of ``u^-1 b``, with the rows of all devices: (k, P, R)."""
+    tile = layout.tile
+    if layout.devices == 1:
+        return adjoint(_tiles.trsm_upper(slots[:, 0], b, unit=unit))[:, None]
     leave = _leave_row_by_kernel if kernels else _leave_row
     solve_block = _sweeps.block_solver(b, layout)
     done = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
@@ -121,25 +145,24 @@ def _backward(
             top = (last - 1 - back) * tile
             rest = adjoint(lax.dynamic_slice_in_dim(b, top, tile))
             rest = adjoint(leave(rest, slots, done, top + tile, first=first))
-            trsm = _trsm(_sweeps.diagonal_block(slots, top, layout, axes), kernels, True)
-            solved = adjoint(solve_block(trsm, rest, layout, axes))
-            solved = solved.reshape(b.shape[1], layout.devices, tile)
+            block = _sweeps.diagonal_block(slots, top, layout, axes)
+            solved = solve_block(_trsm(block, kernels, True, unit), rest, layout, axes)
+            solved = adjoint(solved).reshape(b.shape[1], layout.devices, tile)
             return lax.dynamic_update_slice_in_dim(done, solved, top, 2)
 
         done = lax.fori_loop(0, last - first, step, done)
-    position = inverse_of(factors.order).reshape(layout.devices, -1)[lax.axis_index(axes)]
-    return adjoint(jnp.take(done.reshape(b.shape[1], -1), position, axis=1))
+    return done
 
 
 def _forward(
-    factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+    slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool, unit: bool
 ) -> jax.Array:
-    """``u^-H Q^H b``."""
-    tile, slots, me = layout.tile, factors.slots, lax.axis_index(axes)
+    """``u^-H b``."""
+    tile = layout.tile
+    if layout.devices == 1:
+        return _tiles.trsm_upper(slots[:, 0], b, conjugate_transpose=True, unit=unit)
     leave = _leave_rows_by_kernel if kernels else _leave_rows
     solve_sum = _sweeps.sum_solver(b, layout)
-    own = factors.order.reshape(layout.devices, -1)[me]
-    b = _sweeps.gather_rows(b, axes)[own]
     left_over = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
     for first, last in _sweeps.stages_of(layout.steps, kernels):
 
@@ -149,8 +172,8 @@ def _forward(
             b, left_over = state
             top = s * tile
             rest = _sweeps.rows_to_sum(left_over, b, top, layout, axes)
-            trsm = _trsm(_sweeps.diagonal_block(slots, top, layout, axes), kernels, False)
-            own = solve_sum(trsm, rest, layout, axes)
+            block = _sweeps.diagonal_block(slots, top, layout, axes)
+            own = solve_sum(_trsm(block, kernels, False, unit), rest, layout, axes)
             left_over = leave(left_over, slots, adjoint(own), top + tile, first=first)
             return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
 
@@ -158,7 +181,8 @@ def _forward(
     return b
 
 
-def _trsm(block: jax.Array, kernels: bool, upper: bool) -> _sweeps.Solve:
-    """Solves with the unit upper triangle of ``block``, or with its adjoint."""
+def _trsm(block: jax.Array, kernels: bool, upper: bool, unit: bool) -> _sweeps.Solve:
+    """Solves with the upper triangle of ``block``, or with its adjoint."""
     run = _sweeps.trsm_by_kernel if kernels else _tiles.trsm
-    return functools.partial(run, unit_lower(block), conjugate_transpose=upper)
+    low = unit_lower(block) if unit else adjoint(jnp.triu(block))
+    return functools.partial(run, low, conjugate_transpose=upper)

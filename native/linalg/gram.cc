@@ -1,0 +1,41 @@
+// The Gram matrix of tall columns (`lockstep/linalg/_panel.py`), of which half is made of products.
+#include <complex>
+#include <cstdint>
+#include <type_traits>
+
+#include "linalg/blas.h"
+#include "linalg/ffi.h"
+#include "linalg/rows.h"
+
+namespace lockstep {
+namespace {
+
+// gram (W x W) = x^H x, for x (rows x W) by rows. BLAS goes by columns: it sees the transpose of x,
+// and writes the upper triangle of the transpose of the result.
+template <typename T>
+void multiply(const T* x, std::int64_t rows, std::int64_t width, T* gram) {
+  using Real = std::conditional_t<rows::kComplex<T>, rows::Real<T>, T>;
+  const int size = static_cast<int>(width), inner = static_cast<int>(rows);
+  const Real one = 1, zero = 0;
+  blas::of<T>().herk("U", "N", &size, &inner, &one, x, &size, &zero, gram, &size);
+  for (std::int64_t i = 0; i < width; ++i)
+    for (std::int64_t j = 0; j < i; ++j) gram[j * width + i] = rows::conjugate(gram[i * width + j]);
+}
+
+}  // namespace
+}  // namespace lockstep
+
+// x (m, W) -> x^H x, (W, W).
+extern "C" lockstep::ffi::Error* lockstep_gram(lockstep::ffi::Frame* frame) {
+  using namespace lockstep;
+  if (ffi::is_question(*frame)) return nullptr;
+  if (frame->arguments.size != 1 || frame->results.size != 1)
+    return ffi::error(*frame, "lockstep_gram: wanted are 1 argument and 1 result.");
+  const ffi::Buffer &x = frame->arguments[0], &gram = frame->results[0];
+  if (x.rank != 2 || !gram.is(x.type, {x.dims[1], x.dims[1]}))
+    return ffi::error(*frame, "lockstep_gram: wanted are (m, W) and (W, W).");
+  if (x.dims[1] == 0) return nullptr;
+  return blas::for_type(x.type, *frame, [&]<typename T>(T) {
+    multiply(x.as<const T>(), x.dims[0], x.dims[1], gram.as<T>());
+  });
+}
