@@ -18,6 +18,8 @@
 
 extern "C" lockstep::ffi::Error* lockstep_hemv(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_two_products(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_bidiagonal_pass(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_bidiagonal_values(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_roots(lockstep::ffi::Frame*);
@@ -144,13 +146,20 @@ void plain_getrf(const int* m, const int* n, double* a, const int* stride, int* 
   }
 }
 
+// What lasq1 finds is LAPACK's: here only that it gets both vectors, and memory of its own.
+void sums_for_lasq1(const int* n, double* values, double* right, double* work, int* info) {
+  for (int i = 0; i < *n; ++i) values[i] = work[4 * i] = values[i] + right[i];
+  *info = 0;
+}
+
 void use_plain_lapack() {
-  void* functions[20] = {};
+  void* functions[24] = {};
   functions[1] = reinterpret_cast<void*>(plain_gemm);
   functions[5] = reinterpret_cast<void*>(plain_syrk);
   functions[9] = reinterpret_cast<void*>(plain_trsm);
   functions[13] = reinterpret_cast<void*>(plain_potrf);
   functions[17] = reinterpret_cast<void*>(plain_getrf);
+  functions[21] = reinterpret_cast<void*>(sums_for_lasq1);
   lockstep_use_lapack(functions);
 }
 
@@ -229,6 +238,11 @@ std::vector<Case> cases() {
       {lockstep_two_products,
        {Array::rough({11, 600}), Array::rough({600}), Array::rough({11})},
        {Array::rough({11}), Array::rough({600}), Array::rough({})}},
+      {lockstep_bidiagonal_pass,
+       {Array::rough({r, 2, r}), slots, Array::rough({r}), Array::rough({r}), Array::rough({r}),
+        Array::of({1}, std::vector<std::int32_t>{7})},
+       {Array::rough({r}), slots}},
+      {lockstep_bidiagonal_values, {Array::rough({9}), Array::rough({9})}, {Array::rough({9})}},
       {lockstep_reflector, {panel, panel, panel, place}, {slots, Array::rough({3})}},
       {lockstep_correct, {slots, slots, panel, panel, Array::rough({}), place}, {slots}},
       {lockstep_secular_roots, {pole, second, z, rho, order_of, first}, {Array::rough({1, 30})}},

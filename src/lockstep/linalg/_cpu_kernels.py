@@ -27,6 +27,8 @@ _NAMES = (
     "two_products",
     "reflector",
     "correct",
+    "bidiagonal_pass",
+    "bidiagonal_values",
     "secular_roots",
     "secular_weights",
     "products",
@@ -56,6 +58,7 @@ _OF_SCIPY = (
         "sgetrf dgetrf cgetrf zgetrf",
         rb"void \(int \*, int \*, \w+ \*, int \*, int \*, int \*\)",
     ),
+    ("cython_lapack", "slasq1 dlasq1 slasq1 dlasq1", rb"void \(int \*(, \w+ \*){3}, int \*\)"),
 )
 """Module, routines for f32, f64, c64 and c128, and their signature."""
 
@@ -68,7 +71,7 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(bindings.kernels_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-        library.lockstep_use_lapack((ctypes.c_void_p * 20)(*_lapack_of_scipy()))
+        library.lockstep_use_lapack((ctypes.c_void_p * 24)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
@@ -165,6 +168,24 @@ def two_products(
     """`lockstep.linalg._hermitian._two_products`, in one pass over ``a``."""
     out = _like(a, a.shape[0]), _like(a, a.shape[1]), _like(a.real)
     return tuple(_call("two_products", out, a, v, w))
+
+
+def bidiagonal_pass(
+    a: jax.Array, v: jax.Array, tau: jax.Array, less: jax.Array, r: jax.Array, top: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """``y = tau (a v - less)``, (R,), and ``a^H (r - y)``, (P, R), in one pass over ``a``.
+
+    ``a``, (R, P, R), is read from the local row and column ``top`` on; before that ``y`` and the
+    product are zero. ``v`` is (P, R), the others are (R,).
+    """
+    out = _like(a, len(a)), _like(a, *a.shape[1:])
+    return tuple(_call("bidiagonal_pass", out, a, v, tau, less, r, _integers(top)))
+
+
+def bidiagonal_values(diagonal: jax.Array, right: jax.Array) -> jax.Array:
+    """The singular values (n,), descending, of the bidiagonal matrix with this diagonal and, right
+    of it, ``right`` (n,), whose last element is not read. By LAPACK's lasq1."""
+    return _call("bidiagonal_values", _like(diagonal, len(diagonal)), diagonal, right)
 
 
 def reflector(

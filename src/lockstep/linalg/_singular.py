@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
+    _bidiagonalize,
     _cpu_kernels,
     _eigh,
     _householder,
@@ -197,11 +198,34 @@ def _problem(plan: Plan) -> _eigh.Problem:
 def values(a: jax.Array, plan: Plan) -> jax.Array:
     """The singular values, by one program: results of several would be held beside the buffers."""
     scale = _scale(a, plan)
+    if plan.kernels and not plan.replicated:
+        return _values_by_reflections(a, scale, plan) / scale
     _, triangle = _factor(a, scale, plan, False)
     if plan.replicated:
         return _of_small_triangle(triangle, plan).s / scale
     h = _hermitian_factor(a, triangle, scale, plan)
     return jnp.sort(jnp.abs(_eigh.compute(h, _problem(plan))))[::-1] / scale
+
+
+def _values_by_reflections(a: jax.Array, scale: jax.Array, plan: Plan) -> jax.Array:
+    """The singular values of ``scale a``: of itself if it is square, else of its triangle."""
+    tall, (m, n) = plan.tall, plan.shape
+
+    def body(shard: jax.Array, scale: jax.Array) -> jax.Array:
+        rows, layout = tall.take(shard), tall.panels.layout
+        slots = scale * _redistribute.columns_to_slots(rows, layout)
+        return _bidiagonalize.singular_values(slots, tall.axes)
+
+    def of_triangle(rows: jax.Array) -> jax.Array:
+        slots = _redistribute.columns_to_slots(rows, tall.panels.triangle)
+        return _bidiagonalize.singular_values(slots, tall.axes)
+
+    if m == n:
+        found = tall.map(body, (plan.placed.spec, P()), P())(a, scale)
+    else:
+        _, triangle = _factor(a, scale, plan, False)
+        found = tall.map(of_triangle, P(tall.axes), P())(triangle)
+    return found[: min(m, n)]
 
 
 def _hermitian_factor(a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan) -> jax.Array:
