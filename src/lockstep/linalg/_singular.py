@@ -86,6 +86,12 @@ class Plan:
         return self.shape[0] < self.shape[1]
 
     @property
+    def is_direct(self) -> bool:
+        """Whether the polar decomposition is that of the matrix itself, which is square. Of its
+        triangle only the least singular value is needed then, and of its QR no reflectors."""
+        return self.shape[0] == self.shape[1] and not self.replicated
+
+    @property
     def square(self) -> Placed:
         """The sharding of a matrix with the smaller dimension."""
         return self.tall.result(self.tall.columns, self.tall.columns)
@@ -121,8 +127,8 @@ def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
     if not plan.u and not plan.vh:
         return (values(a, plan),)
     scale = _scale(a, plan)
-    factored, triangle = _factor(a, scale, plan)
-    found = _of_triangle(triangle, plan)
+    factored, triangle = _factor(a, scale, plan, not plan.is_direct)
+    found = _of_triangle(a, triangle, scale, plan)
     return _finish(factored, found._replace(s=found.s / scale), plan)
 
 
@@ -132,8 +138,8 @@ def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
         u = _qr.unit(result(plan, (m, n)), (m, n), a.dtype)
         return u, _qr.unit(square, (n, n), a.dtype)
     scale = _scale(a, plan)
-    factored, triangle = _factor(a, scale, plan)
-    u, h = _polar_of_triangle(triangle, plan)
+    factored, triangle = _factor(a, scale, plan, not plan.is_direct)
+    u, h = _polar_factors(a, triangle, scale, plan)
     return _unitary_factor(factored, u, plan), _square_matrix(h, plan, 1 / scale)
 
 
@@ -164,27 +170,34 @@ def _factor(
 
 
 @functools.partial(jax.jit, static_argnames="plan")
-def _polar_of_triangle(triangle: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
-    """Local rows (R, n) of the factors ``u`` and ``h``."""
+def _polar_factors(
+    a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan
+) -> tuple[jax.Array, jax.Array]:
+    """Local rows (R, n) of the factors ``u`` and ``h`` of the triangle or, if it is square, of
+    ``scale a``."""
     tall, layout = plan.tall, plan.tall.panels.triangle
 
-    def body(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def body(shard: jax.Array, triangle: jax.Array, scale: jax.Array) -> Any:
         if plan.replicated:
-            u, s, vh = _by_lapack(rows, plan)
+            u, s, vh = _by_lapack(triangle, plan)
             return _local(gemm(u, vh), plan), _local(gemm(adjoint(vh) * s, vh), plan)
-        one = jnp.ones((), rows.real.dtype)
-        u, h = _qdwh.polar(rows, rows, one, layout, tall.axes, plan.kernels)
-        u, h = (_redistribute.columns_from_slots(x, layout) for x in (u, h))
-        return u, h
+        rows, scale = triangle, scale if plan.is_direct else jnp.ones_like(scale)
+        if plan.is_direct:
+            rows = tall.take(shard)
+            # The h is the same for any order of the rows.
+            if plan.u or layout.padded > layout.n or rows.shape != triangle.shape:
+                rows = _redistribute.rows_from_shard(shard, plan.placed.sharded, layout.n, layout)
+        u, h = _qdwh.polar(rows, triangle, scale, layout, tall.axes, plan.kernels)
+        return tuple(_redistribute.columns_from_slots(x, layout) for x in (u, h))
 
     rows = P(tall.axes)
-    return tall.map(body, rows, (rows, rows))(triangle)
+    return tall.map(body, (plan.placed.spec, rows, P()), (rows, rows))(a, triangle, scale)
 
 
-def _of_triangle(triangle: jax.Array, plan: Plan) -> OfTriangle:
+def _of_triangle(a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan) -> OfTriangle:
     if plan.replicated:
         return _of_small_triangle(triangle, plan)
-    u, h = _polar_of_triangle(triangle, plan)
+    u, h = _polar_factors(a, triangle, scale, plan)
     values, vectors = _eigh.compute(_square_matrix(h, plan), _problem(plan))
     return _turned(u, values, vectors, plan)
 
@@ -203,7 +216,7 @@ def values(a: jax.Array, plan: Plan) -> jax.Array:
     _, triangle = _factor(a, scale, plan, False)
     if plan.replicated:
         return _of_small_triangle(triangle, plan).s / scale
-    h = _hermitian_factor(a, triangle, scale, plan)
+    h = _square_matrix(_polar_factors(a, triangle, scale, plan)[1], plan)
     return jnp.sort(jnp.abs(_eigh.compute(h, _problem(plan))))[::-1] / scale
 
 
@@ -226,29 +239,6 @@ def _values_by_reflections(a: jax.Array, scale: jax.Array, plan: Plan) -> jax.Ar
         _, triangle = _factor(a, scale, plan, False)
         found = tall.map(of_triangle, P(tall.axes), P())(triangle)
     return found[: min(m, n)]
-
-
-def _hermitian_factor(a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan) -> jax.Array:
-    """The ``h`` of ``scale a = u h``; ``triangle`` is that of the scaled matrix.
-
-    That of a square ``a`` is found from ``a`` itself, for which the caller has memory anyway.
-    """
-    tall, layout, placed = plan.tall, plan.tall.panels.triangle, plan.square
-    m, n = plan.shape
-
-    def body(shard: jax.Array, triangle: jax.Array, scale: jax.Array) -> jax.Array:
-        rows = triangle
-        if m != n:
-            scale = jnp.ones_like(scale)
-        else:
-            rows = tall.take(shard)
-            if layout.padded > n or rows.shape != triangle.shape:
-                rows = _redistribute.rows_from_shard(shard, plan.placed.sharded, n, layout)
-            # Otherwise rows in the layout of the panels do: h is the same for any order of rows.
-        _, h = _qdwh.polar(rows, triangle, scale, layout, tall.axes, plan.kernels)
-        return _qr.give(_redistribute.columns_from_slots(h, layout), layout, placed)
-
-    return tall.map(body, (plan.placed.spec, P(tall.axes), P()), placed.spec)(a, triangle, scale)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -307,7 +297,7 @@ def _turned(u: jax.Array, values: jax.Array, vectors: jax.Array, plan: Plan) -> 
 
 
 @functools.partial(jax.jit, static_argnames="plan")
-def _finish(factored: Factored, found: OfTriangle, plan: Plan) -> tuple[jax.Array, ...]:
+def _finish(factored: Factored | None, found: OfTriangle, plan: Plan) -> tuple[jax.Array, ...]:
     """The matrices that are wanted, as shards of the caller's sharding."""
     (m, n), k, axes = plan.shape, min(plan.shape), plan.tall.axes
     tall, panels, short = plan.tall, plan.tall.panels, plan.tall.panels.triangle
@@ -318,9 +308,10 @@ def _finish(factored: Factored, found: OfTriangle, plan: Plan) -> tuple[jax.Arra
         result(plan, (n if plan.is_full else k, n)),
     )
 
-    def body(factored: Factored, found: OfTriangle) -> tuple[jax.Array, ...]:
-        long = short_rows = (found.v, short)
-        if wants_long:
+    def body(factored: Factored | None, found: OfTriangle) -> tuple[jax.Array, ...]:
+        short_rows = (found.v, short)
+        long = (found.u, short)
+        if factored is not None and wants_long:
             long = (_expanded(factored, found.u, plan, height), panels.layout)
         left, right = (short_rows, long) if plan.is_wide else (long, short_rows)
         results = [_qr.give(*left, u_placed)] if plan.u else []
@@ -331,7 +322,7 @@ def _finish(factored: Factored, found: OfTriangle, plan: Plan) -> tuple[jax.Arra
             results.append(_qr.give(adjoint_rows(rows, held, wanted, axes), wanted, vh_placed))
         return tuple(results)
 
-    specs = (tall.factored_specs(), _triangle_specs(axes))
+    specs = (factored and tall.factored_specs(), _triangle_specs(axes))
     out = (u_placed.spec,) * plan.u + (P(),) + (vh_placed.spec,) * plan.vh
     return tall.map(body, specs, out)(factored, found)
 
@@ -348,10 +339,13 @@ def _expanded(factored: Factored, u: jax.Array, plan: Plan, width: int) -> jax.A
 
 
 @functools.partial(jax.jit, static_argnames="plan")
-def _unitary_factor(factored: Factored, u: jax.Array, plan: Plan) -> jax.Array:
+def _unitary_factor(factored: Factored | None, u: jax.Array, plan: Plan) -> jax.Array:
     tall, rows, out = plan.tall, P(plan.tall.axes), result(plan, plan.shape)
 
-    def body(factored: Factored, u: jax.Array) -> jax.Array:
+    def body(factored: Factored | None, u: jax.Array) -> jax.Array:
+        if factored is None:
+            return _qr.give(u, tall.panels.triangle, out)
         return _qr.give(_expanded(factored, u, plan, plan.shape[1]), tall.panels.layout, out)
 
-    return tall.map(body, (tall.factored_specs(), rows), out.spec)(factored, u)
+    specs = factored and tall.factored_specs(), rows
+    return tall.map(body, specs, out.spec)(factored, u)
