@@ -56,7 +56,7 @@ LOCKSTEP_TYPE(f64, double)
 LOCKSTEP_TYPE(c64, std::complex<float>)
 LOCKSTEP_TYPE(c128, std::complex<double>)
 
-// By LAPACK's lasq1; NaN where a number is not finite.
+// Calls LAPACK's lasq1; gives NaN where a number is not finite.
 template <typename T>
 void values_of(const T* diagonal, const T* right, T* values, int n) {
   const auto finite = [n](const T* x) {

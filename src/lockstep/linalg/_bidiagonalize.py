@@ -32,7 +32,7 @@ WIDTH = 16
 
 
 class Panel(NamedTuple):
-    """Of one superstep, vectors (2 width, P R): ``m`` becomes ``m - left^T right^*``.
+    """The vectors of one superstep, (2 width, P R): ``m`` becomes ``m - left^T right^*``.
 
     The first half of ``left`` are reflectors from the left, and of ``right`` what they take away;
     the other half of ``right`` are reflectors from the right, and so on.
