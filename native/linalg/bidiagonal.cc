@@ -64,6 +64,7 @@ void values_of(const T* diagonal, const T* right, T* values, int n) {
   };
   std::copy_n(diagonal, n, values);
   std::vector<T> off(right, right + n), work(std::size_t{4} * off.size());
+  if (n > 0) off.back() = 0;
   int info = finite(values) && finite(off.data()) ? 0 : 1;
   if (info == 0) blas::of<T>().lasq1(&n, values, off.data(), work.data(), &info);
   if (info != 0) std::fill(values, values + n, std::numeric_limits<T>::quiet_NaN());

@@ -1,4 +1,5 @@
 // The Gram matrix of tall columns (`lockstep/linalg/_panel.py`), of which half is made of products.
+#include <algorithm>
 #include <complex>
 #include <cstdint>
 #include <type_traits>
@@ -10,14 +11,22 @@
 namespace lockstep {
 namespace {
 
+// Rows at a time: BLAS counts them in 32 bits.
+constexpr std::int64_t kRows = 1 << 24;
+
 // gram (W x W) = x^H x, for x (rows x W) by rows. BLAS goes by columns: it sees the transpose of x,
 // and writes the upper triangle of the transpose of the result.
 template <typename T>
 void multiply(const T* x, std::int64_t rows, std::int64_t width, T* gram) {
   using Real = std::conditional_t<rows::kComplex<T>, rows::Real<T>, T>;
-  const int size = static_cast<int>(width), inner = static_cast<int>(rows);
-  const Real one = 1, zero = 0;
-  blas::of<T>().herk("U", "N", &size, &inner, &one, x, &size, &zero, gram, &size);
+  const int size = static_cast<int>(width);
+  const Real one = 1;
+  Real before = 0;
+  for (std::int64_t at = 0; at == 0 || at < rows; at += kRows) {
+    const int inner = static_cast<int>(std::min(kRows, rows - at));
+    blas::of<T>().herk("U", "N", &size, &inner, &one, x + at * width, &size, &before, gram, &size);
+    before = 1;
+  }
   for (std::int64_t i = 0; i < width; ++i)
     for (std::int64_t j = 0; j < i; ++j) gram[j * width + i] = rows::conjugate(gram[i * width + j]);
 }

@@ -2,7 +2,6 @@
 // (`lockstep/linalg/_panel.py`, `lockstep/linalg/_inverse.py`).
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
@@ -14,25 +13,21 @@ namespace {
 // Rows solved at a time: those of a panel stay in the second-level cache.
 constexpr std::int64_t kRows = 512;
 
-// In place of x (rows x width), a block of columns at a time, by products with the inverses of the
-// blocks on the diagonal of l.
+// In place of x (rows x width), a block of columns at a time: products, and a solver for the blocks
+// on the diagonal of l. Their inverses would do no more work, and lose digits where they are badly
+// conditioned.
 template <typename T>
 void solve_right(T* x, std::int64_t rows, const T* l, std::int64_t width) {
   constexpr std::int64_t kBlock = triangle::kBlock;
-  const std::vector<T> inverses = triangle::inverses_of(l, width);
-  std::vector<T> product(kRows * kBlock);
   for (std::int64_t at = 0; at < rows; at += kRows) {
     const std::int64_t height = std::min(kRows, rows - at);
     T* own = x + at * width;
     for (std::int64_t k = 0; k < width; k += kBlock) {
       const std::int64_t size = std::min(kBlock, width - k);
-      blas::gemm<T>(height, size, k, T(-1), {own, width, false}, {l + k * width, width, true}, T(1),
-                    own + k, width);
-      blas::gemm<T>(height, size, size, T(1), {own + k, width, false},
-                    {&inverses[static_cast<std::size_t>(k * kBlock)], kBlock, true}, T(0),
-                    product.data(), kBlock);
-      for (std::int64_t i = 0; i < height; ++i)
-        std::copy_n(&product[static_cast<std::size_t>(i * kBlock)], size, own + i * width + k);
+      if (k > 0)
+        blas::gemm<T>(height, size, k, T(-1), {own, width, false}, {l + k * width, width, true},
+                      T(1), own + k, width);
+      blas::solve_right<T>(height, size, l + k * width + k, width, own + k, width);
     }
   }
 }

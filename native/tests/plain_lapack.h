@@ -56,15 +56,17 @@ inline void plain_potrf(const char*, const int* order, double* a, const int* str
     }
 }
 
-// From the right, with an upper triangle that is not transposed.
-inline void plain_trsm(const char*, const char*, const char*, const char*, const int* m,
+// An upper triangle: from the right as it is, from the left its adjoint.
+inline void plain_trsm(const char* side, const char*, const char*, const char*, const int* m,
                        const int* n, const double*, const double* a, const int* a_stride, double* b,
                        const int* b_stride) {
   for (int j = 0; j < *n; ++j)
     for (int i = 0; i < *m; ++i) {
+      const int last = *side == 'R' ? j : i;
       double& x = b[i + j * *b_stride];
-      for (int k = 0; k < j; ++k) x -= b[i + k * *b_stride] * a[k + j * *a_stride];
-      x /= a[j + j * *a_stride];
+      for (int k = 0; k < last; ++k)
+        x -= a[k + last * *a_stride] * (*side == 'R' ? b[i + k * *b_stride] : b[k + j * *b_stride]);
+      x /= a[last + last * *a_stride];
     }
 }
 

@@ -17,7 +17,7 @@ from lanes import full as in_full
 from lanes import sample
 from linalg.grids import SENT
 from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put, with_spectrum
-from lockstep.linalg import _arguments, _grid_model, _householder, _qr
+from lockstep.linalg import _arguments, _cpu_kernels, _grid_model, _householder, _qr
 from lockstep.linalg._layout import Grid
 from lockstep.linalg._qr import QRPlan
 from lockstep.linalg._validation import place
@@ -212,6 +212,23 @@ def test_the_triangle_alone(
     assert_close(alone, whole, 10)
     r = np.asarray(alone)[plan.panels.triangle.slot_of_row[: min(size)]]
     assert_close(r.T @ r, a.T @ a, 10)
+
+
+@pytest.mark.parametrize("kernels", [True, in_full(False)])
+def test_a_triangle_with_a_bad_inverse(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its product with a basis has a condition for which Cholesky QR is kept. A basis by the
+    inverse of a block of the triangle would have a residual of rounding times the condition."""
+    if not kernels:
+        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
+    k, over = 30, mesh((2,))
+    basis = np.linalg.qr(full((200, k), np.float64))[0]
+    a = basis @ (np.eye(k) - 0.75 * np.triu(np.ones((k, k)), 1))
+    assert 1e6 < np.linalg.cond(a) < 1e8
+    q, r = la.qr(put(a, over, P("x")))
+    assert_factored(a, q, r)
+    x = np.linspace(1, 2, k)
+    found = np.asarray(la.least_squares(put(a, over, P("x")), put(a @ x, over, P())))
+    assert np.abs(a @ found - a @ x).max() <= 20 * eps(np.float64) * np.linalg.norm(a, 2)
 
 
 @pytest.mark.full

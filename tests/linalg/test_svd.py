@@ -34,6 +34,17 @@ def assert_decomposed(a: np.ndarray, u: Any, s: Any, vh: Any, factor: float = 10
         assert np.abs(gram - np.eye(len(rows))).max(initial=0) <= limit
 
 
+def test_the_iteration_ends_when_all_values_are_one() -> None:
+    """With these numbers a step changes little before that."""
+    over, worst = mesh((2,)), 0.0
+    decompose = jax.jit(lambda a: la.polar(a, mesh=over, in_specs=P("x"), method="distributed")[0])
+    for seed in range(12):
+        a = np.random.default_rng(seed).standard_normal((2, 2)).astype(np.float32)
+        u = np.asarray(decompose(put(a, over, P("x"))))
+        worst = max(worst, float(np.abs(u.T @ u - np.eye(2)).max()))
+    assert worst <= 20 * eps(np.float32)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(MATRICES))
 def test_accuracy_of_the_distributed_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

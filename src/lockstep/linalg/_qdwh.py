@@ -145,7 +145,8 @@ def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes, kernels: boo
 def _iterate(
     x: jax.Array, least: jax.Array, layout: RowMap, axes: Axes, kernels: bool
 ) -> jax.Array:
-    tolerance = float(4 * jnp.finfo(x.dtype).eps) ** (1 / 3)
+    eps = float(jnp.finfo(x.dtype).eps)
+    tolerance = (4 * eps) ** (1 / 3)
     how = {"layout": layout, "axes": axes, "kernels": kernels}
     by_qr = functools.partial(_step_by_qr, **how)
     by_cholesky = functools.partial(_step_by_cholesky, **how)
@@ -153,8 +154,9 @@ def _iterate(
 
     def unfinished(state: tuple) -> jax.Array:
         _, least, change, count = state
-        # A step that takes 1e-16 to 1e-12 changes little, and is not the last one.
-        return (count < MAX_STEPS) & ((change > tolerance) | (least < 0.5))
+        # A small change tells that the next one would be its cube only where the weights are those
+        # of values near 1. A step that takes 1e-16 to 1e-12 changes little, too.
+        return (count < MAX_STEPS) & ((change > tolerance) | (1 - least > 10 * eps))
 
     def step(state: tuple) -> tuple:
         x, least, _, count = state

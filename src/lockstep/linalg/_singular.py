@@ -1,10 +1,11 @@
 """The singular value decomposition and the polar decomposition of a sharded matrix.
 
 A tall matrix is factored first (Chan, "An improved algorithm for computing the singular value
-decomposition", 1982), a wide one as its adjoint. Of the triangle ``r``, either every device
-computes the whole decomposition with LAPACK, if it is small, or it is done by QDWH and `eigh`
-(Nakatsukasa and Higham, "Stable and efficient spectral divide and conquer algorithms", SIAM J. Sci.
-Comput. 35, 2013): ``r = u h`` and ``h = v s v^H``, so that ``r = (u v) s v^H``.
+decomposition", 1982), a wide one as its adjoint. The triangle ``r``, or a square matrix itself, is
+decomposed by QDWH and `eigh` (Nakatsukasa and Higham, "Stable and efficient spectral divide and
+conquer algorithms", SIAM J. Sci. Comput. 35, 2013): ``r = u h`` and ``h = v s v^H``, so that ``r =
+(u v) s v^H``. If it is small, every device decomposes it with LAPACK. Values alone come from
+`_bidiagonalize` where there are kernels.
 
 Between the steps, matrices are global arrays of the devices' local rows.
 """
