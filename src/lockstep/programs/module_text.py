@@ -110,7 +110,7 @@ def operations(text: str) -> list[Operation]:
         elif _REGION_OF_THE_LAST.match(text) and found:
             open_.append(found[-1])
         else:
-            inside = next((one for one in open_[-1:] if _WITH_REDUCER.search(one.text)), None)
+            inside = next((one for one in open_[-1:] if one.has_reducer), None)
             found.append(_Printed(text, chains(at) if at else (), inside))
             if text.endswith("{"):
                 open_.append(found[-1])
@@ -124,6 +124,11 @@ class _Printed:
     """The lines at which it was traced, the innermost frame first."""
     inside: _Printed | None = None
     """The operation of which it is a part of the reduction."""
+
+    @functools.cached_property
+    def has_reducer(self) -> bool:
+        """Kept, because each operation inside asks: the head of a long program is long."""
+        return _WITH_REDUCER.search(self.text) is not None
 
     def close(self, text: str, chain: tuple[hlo_text.Frame, ...]) -> None:
         self.text = f"{self.text} {text}" if len(text) > 1 else self.text
