@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from lockstep.flight_recorder import program_difference
 from lockstep.flight_recorder.program_difference import Difference
+from lockstep.programs import module_text
 from lockstep.programs.difference import Lowered, explain
 
 GROUPS = ((1,), (0, 2))
@@ -251,3 +252,24 @@ def test_a_setting_of_jax_is_named_by_what_it_changes(setting: str, value: Any, 
     finally:
         jax.config.update(setting, before)
     assert words in str(explain(one, other, GROUPS))
+
+
+def test_no_text_is_searched_again_for_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of a program with a thousand arguments would be, and that takes minutes."""
+
+    def step(some: list[Any]) -> list[Any]:
+        return [jnp.sin(one) * 2.0 for one in some]
+
+    text = lowered(step, [X] * 100).text
+    searched = 0
+    pattern = module_text._WITH_REDUCER
+
+    class Counting:
+        def search(self, given: str) -> Any:
+            nonlocal searched
+            searched += len(given)
+            return pattern.search(given)
+
+    monkeypatch.setattr(module_text, "_WITH_REDUCER", Counting())
+    assert len(module_text.operations(text)) > 300
+    assert 0 < searched <= len(text)
