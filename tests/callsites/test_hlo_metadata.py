@@ -197,7 +197,9 @@ def test_the_arguments_of_a_program_by_their_names() -> None:
     lines = (
         f'  %p = f32[{n}]{{0}} parameter({n}), metadata={{op_name="p{n}"}}\n' for n in range(999)
     )
-    many = parse(b"1", f"HloModule m\n\nENTRY %main () -> f32[] {{\n{''.join(lines)}}}\n").arguments
+    named = '  %c = f32[] constant(1), metadata={op_name="f/a parameter(b)"}\n'
+    text = f"HloModule m\n\nENTRY %main () -> f32[] {{\n{named}{''.join(lines)}}}\n"
+    many = parse(b"1", text).arguments
     assert (len(many), many[0], many[-1]) == (256, "p0: f32[0]", "p998: f32[998]")
 
 

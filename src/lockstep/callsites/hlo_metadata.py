@@ -18,7 +18,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,7 @@ def compiler_options(text: str) -> str:
 
 def digest(text: str) -> tuple[str, bool]:
     """A digest of a compiled program without its origins, and whether it covers all constants."""
-    return _digest([name(text), compiler_options(text), *instructions(text)]), _LEFT_OUT not in text
+    return _digest([name(text), compiler_options(text), computations(text)]), _LEFT_OUT not in text
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
@@ -200,23 +200,22 @@ def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
     return line
 
 
-def instructions(text: str) -> Iterator[str]:
-    """The lines of a compiled program, without where they come from."""
-    if " custom-call(" not in text:
-        has_origins = any(name in text for name in _ORIGIN_NAMES)  # a tenth of the time of `sub`
-        bare = _ORIGINS.sub("", text) if has_origins else text
-        yield from filter(_is_instruction, bare.splitlines())
-        return
-    for line in text.splitlines():
-        if _is_instruction(line):
-            is_call = " custom-call(" in line and not _CHOSEN_OR_NUMBERED.search(line)
-            yield (
-                _ORIGINS.sub(_without_addresses if is_call else "", line) if "={" in line else line
-            )
+def computations(text: str) -> str:
+    """The computations of a compiled program, without where they come from.
+
+    To look for a word in the whole text takes a tenth of the time of `sub`, and of that for lines.
+    """
+    first = text.find("\n%")
+    entry = text.find("\nENTRY", 0, first) if first >= 0 else text.find("\nENTRY")
+    bare = text[max(first if entry < 0 else entry, 0) :]
+    if " custom-call(" in bare:
+        return "\n".join(map(_without_origins, bare.split("\n")))
+    return _ORIGINS.sub("", bare) if any(name in bare for name in _ORIGIN_NAMES) else bare
 
 
-def _is_instruction(line: str) -> bool:
-    return line.startswith(("%", "ENTRY", "  ", "}"))
+def _without_origins(line: str) -> str:
+    is_call = " custom-call(" in line and not _CHOSEN_OR_NUMBERED.search(line)
+    return _ORIGINS.sub(_without_addresses if is_call else "", line) if "={" in line else line
 
 
 def _without_addresses(found: re.Match[str]) -> str:

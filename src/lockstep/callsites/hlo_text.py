@@ -6,8 +6,9 @@ and frames with their callers. The arguments have the names that JAX recorded.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lockstep.callsites import frames
@@ -16,7 +17,6 @@ _MAX_ARGUMENTS = 256
 """Arguments of a program that are kept, the first and the last: a model has thousands."""
 SHAPE = r"(?P<shape>\((?:[^=]|/\*index=)*?\)|\S+)"
 """In a pattern: the shape of an array, or of a tuple, in which XLA numbers every fifth element."""
-_ARGUMENT = re.compile(rf"= {SHAPE} parameter\((?P<index>\d+)\)(?P<rest>.*)")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _MAX_FRAMES = 200
 _TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
@@ -35,6 +35,7 @@ class SourceLine(NamedTuple):
     through_line: int = 0
 
 
+@functools.lru_cache(1024)
 def shape(text: str) -> str:
     """Without how it lies in memory, and the numbers that XLA gives to the elements of a tuple."""
     return re.sub(r"\{[\d,:T()]*\}|/\*index=\d+\*/", "", text)
@@ -54,17 +55,30 @@ def arguments(text: str, names: Sequence[str] = ()) -> tuple[str, ...]:
 
     Only a text with origins has the latter.
     """
-    _, _, entry = text.partition("\nENTRY ")
     found = {}
-    for line in entry.partition("\n}")[0].splitlines():
-        if " parameter(" in line and (argument := _ARGUMENT.search(line)):
-            index = int(argument["index"])
-            name = names[index] if index < len(names) else _recorded_name(argument["rest"])
-            found[index] = f"{name or f'argument {index + 1}'}: {shape(argument['shape'])}"
+    for line in _parameters(text):
+        left, _, right = line.partition(" parameter(")
+        number, _, rest = right.partition(")")
+        if not number.isdecimal():  # the name of another instruction has these words
+            continue
+        index = int(number)
+        name = names[index] if index < len(names) else _recorded_name(rest)
+        found[index] = f"{name or f'argument {index + 1}'}: {shape(left.partition(' = ')[2])}"
     ordered = [found[index] for index in sorted(found)]
     if len(ordered) > _MAX_ARGUMENTS:
         ordered[_MAX_ARGUMENTS // 2 : -_MAX_ARGUMENTS // 2] = []
     return tuple(ordered)
+
+
+def _parameters(text: str) -> Iterator[str]:
+    """The lines of the main computation that have a parameter: most have none."""
+    entry = text.find("\nENTRY ")
+    end = text.find("\n}", entry)
+    at = text.find(" parameter(", entry, end) if entry >= 0 else -1
+    while at >= 0:
+        after = text.find("\n", at)
+        yield text[text.rfind("\n", 0, at) + 1 : after]
+        at = text.find(" parameter(", after, end)
 
 
 def _recorded_name(rest: str) -> str:

@@ -26,7 +26,8 @@ Found = tuple[str, str, tuple[str, str], tuple[SourceLine, SourceLine]]
 
 def first_difference(ours: str, theirs: str) -> Found | None:
     """None: the texts are the same."""
-    some = [list(hlo_metadata.instructions(text)) for text in (ours, theirs)]
+    whole = (hlo_metadata.computations(text) for text in (ours, theirs))
+    some = [list(filter(None, text.splitlines())) for text in whole]
     bare = [[_NAMES.sub("%", line) for line in lines] for lines in some]
     alike = zip(*bare, strict=False)
     at = next((i for i, (a, b) in enumerate(alike) if a != b), min(map(len, bare)))
