@@ -217,9 +217,11 @@ STATEMENTS = {
     "a backward rule": operation(
         "T = T + jax.grad(lambda a: jnp.sum({}(a)))(T)", "clipped", "cut", words=""
     ),
-    "a setting of random numbers": operation(
+    "a setting of random numbers": Statement(
         "with jax.threefry_partitionable({}): T = T + jax.random.bits(jax.random.key(0), T.shape)",
-        *("True", "False"),
+        ("True", "False"),
+        (OPERATIONS,),
+        is_traced_once=True,
     ),
     "a setting of products": operation(
         "with jax.default_matmul_precision('{}'): T = T @ U", "highest", "default"
