@@ -10,6 +10,7 @@
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
 #include "linalg/rows.h"
+#include "linalg/types.h"
 
 namespace lockstep {
 namespace {
@@ -23,7 +24,7 @@ constexpr std::int64_t kRows = 4;
 // For each row a_i from `top` on, with the columns from there on of each device:
 // y_i = tau_i (a_i v - less_i), and w += conj(a_i) (r_i - y_i).
 template <typename T>
-LOCKSTEP_INLINE void pass(const ffi::Frame& frame, std::int64_t top) {
+LOCKSTEP_INLINE void pass(const ffi::Frame& frame, const std::int64_t& top) {
   const ffi::Buffer& a = frame.arguments[0];
   const std::int64_t rows = a.dims[0], devices = a.dims[1];
   const T *from = a.as<const T>(), *v = frame.arguments[1].as<const T>(),
@@ -48,13 +49,7 @@ LOCKSTEP_INLINE void pass(const ffi::Frame& frame, std::int64_t top) {
   }
 }
 
-#define LOCKSTEP_TYPE(NAME, T)                                                       \
-  LOCKSTEP_VARIANTS(NAME, (const ffi::Frame& frame, std::int64_t top), (frame, top), \
-                    (pass<T>(frame, top)))
-LOCKSTEP_TYPE(f32, float)
-LOCKSTEP_TYPE(f64, double)
-LOCKSTEP_TYPE(c64, std::complex<float>)
-LOCKSTEP_TYPE(c128, std::complex<double>)
+LOCKSTEP_TYPES(pass, std::int64_t)
 
 // Calls LAPACK's lasq1; gives NaN where a number is not finite.
 template <typename T>
@@ -92,10 +87,7 @@ extern "C" lockstep::ffi::Error* lockstep_bidiagonal_pass(lockstep::ffi::Frame* 
   const std::int64_t top = word.as<const std::int32_t>()[0];
   if (top < 0 || top > dims[0])
     return ffi::error(*frame, "lockstep_bidiagonal_pass: the first row is out of range.");
-  if (a.type == ffi::Type::kF32) f32(*frame, top);
-  if (a.type == ffi::Type::kF64) f64(*frame, top);
-  if (a.type == ffi::Type::kC64) c64(*frame, top);
-  if (a.type == ffi::Type::kC128) c128(*frame, top);
+  pass_of_type(a.type, *frame, top);
   return nullptr;
 }
 

@@ -64,24 +64,15 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const Operand
                &strides[1], &beta, c, &strides[2]);
 }
 
-// x <- x l^-H for a lower triangle l (size x size) and x (rows x size), both by rows.
+// BLAS's trsm with a lower triangle l by rows, which it sees as an upper one. It goes by columns,
+// so for x by rows ("L", "C") is x l^-H, ("R", "N") l^-1 x, and ("R", "C") l^-H x.
 template <typename T>
-void solve_right(std::int64_t rows, std::int64_t size, const T* l, std::int64_t l_stride, T* x,
-                 std::int64_t x_stride) {
-  const int sizes[] = {static_cast<int>(size), static_cast<int>(rows)};
+void trsm(const char* side, const char* op, std::int64_t columns, std::int64_t rows, const T* l,
+          std::int64_t l_stride, T* x, std::int64_t x_stride) {
+  const int sizes[] = {static_cast<int>(columns), static_cast<int>(rows)};
   const int strides[] = {static_cast<int>(l_stride), static_cast<int>(x_stride)};
   const T one(1);
-  of<T>().trsm("L", "U", "C", "N", &sizes[0], &sizes[1], &one, l, &strides[0], x, &strides[1]);
-}
-
-// x <- l^-1 x for the same l and x (size x columns).
-template <typename T>
-void solve_left(std::int64_t size, std::int64_t columns, const T* l, std::int64_t l_stride, T* x,
-                std::int64_t x_stride) {
-  const int sizes[] = {static_cast<int>(columns), static_cast<int>(size)};
-  const int strides[] = {static_cast<int>(l_stride), static_cast<int>(x_stride)};
-  const T one(1);
-  of<T>().trsm("R", "U", "N", "N", &sizes[0], &sizes[1], &one, l, &strides[0], x, &strides[1]);
+  of<T>().trsm(side, "U", op, "N", &sizes[0], &sizes[1], &one, l, &strides[0], x, &strides[1]);
 }
 
 // Calls `run` with a zero of the type that arrays of `type` hold.

@@ -1,8 +1,6 @@
 // The Gram matrix of tall columns (`lockstep/linalg/_panel.py`), of which half is made of products.
 #include <algorithm>
-#include <complex>
 #include <cstdint>
-#include <type_traits>
 
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
@@ -18,10 +16,9 @@ constexpr std::int64_t kRows = 1 << 24;
 // and writes the upper triangle of the transpose of the result.
 template <typename T>
 void multiply(const T* x, std::int64_t rows, std::int64_t width, T* gram) {
-  using Real = std::conditional_t<rows::kComplex<T>, rows::Real<T>, T>;
   const int size = static_cast<int>(width);
-  const Real one = 1;
-  Real before = 0;
+  const rows::Real<T> one = 1;
+  rows::Real<T> before = 0;
   for (std::int64_t at = 0; at == 0 || at < rows; at += kRows) {
     const int inner = static_cast<int>(std::min(kRows, rows - at));
     blas::of<T>().herk("U", "N", &size, &inner, &one, x + at * width, &size, &before, gram, &size);

@@ -11,6 +11,7 @@
 
 #include "linalg/ffi.h"
 #include "linalg/rows.h"
+#include "linalg/types.h"
 
 namespace lockstep {
 namespace {
@@ -38,7 +39,9 @@ LOCKSTEP_INLINE void triangle(const T* a, std::int64_t stride, std::int64_t size
 }
 
 template <typename T>
-LOCKSTEP_INLINE void product(const T* a, const T* v, T* y, const Shape& shape) {
+LOCKSTEP_INLINE void product(const ffi::Frame& frame, const Shape& shape) {
+  const T *a = frame.arguments[0].as<const T>(), *v = frame.arguments[1].as<const T>();
+  T* y = frame.results[0].as<T>();
   const auto [rows, devices, tile, top, me] = shape;
   const std::int64_t stride = devices * rows;
   std::memset(static_cast<void*>(y), 0, static_cast<std::size_t>(stride) * sizeof(T));
@@ -59,19 +62,7 @@ LOCKSTEP_INLINE void product(const T* a, const T* v, T* y, const Shape& shape) {
   }
 }
 
-template <typename T>
-LOCKSTEP_INLINE void call(const ffi::Frame& frame, const Shape& shape) {
-  product(frame.arguments[0].as<const T>(), frame.arguments[1].as<const T>(),
-          frame.results[0].as<T>(), shape);
-}
-
-#define LOCKSTEP_TYPE(NAME, T)                                                           \
-  LOCKSTEP_VARIANTS(NAME, (const ffi::Frame& frame, const Shape& shape), (frame, shape), \
-                    (call<T>(frame, shape)))
-LOCKSTEP_TYPE(f32, float)
-LOCKSTEP_TYPE(f64, double)
-LOCKSTEP_TYPE(c64, std::complex<float>)
-LOCKSTEP_TYPE(c128, std::complex<double>)
+LOCKSTEP_TYPES(product, Shape)
 
 }  // namespace
 }  // namespace lockstep
@@ -86,29 +77,15 @@ extern "C" lockstep::ffi::Error* lockstep_hemv(lockstep::ffi::Frame* frame) {
   const ffi::Buffer &a = frame->arguments[0], &v = frame->arguments[1];
   const ffi::Buffer &where = frame->arguments[2], &y = frame->results[0];
   const auto dims = a.shape();
-  const bool fits = a.rank == 3 && dims[0] == dims[2] && v.is(a.type, {dims[1], dims[2]}) &&
-                    y.is(a.type, {dims[1], dims[2]}) && where.is(ffi::Type::kS32, {3});
+  const bool fits = a.rank == 3 && ffi::is_number(a.type) && dims[0] == dims[2] &&
+                    v.is(a.type, {dims[1], dims[2]}) && y.is(a.type, {dims[1], dims[2]}) &&
+                    where.is(ffi::Type::kS32, {3});
   if (!fits) return ffi::error(*frame, "lockstep_hemv: shapes or types do not belong together.");
   const auto* at = where.as<const std::int32_t>();
   const Shape shape{dims[0], dims[1], at[0], at[1], at[2]};
   if (shape.tile < 1 || shape.top < 0 || shape.me < 0 || shape.me >= shape.devices) {
     return ffi::error(*frame, "lockstep_hemv: tile, top or device is out of range.");
   }
-  switch (a.type) {
-    case ffi::Type::kF32:
-      f32(*frame, shape);
-      break;
-    case ffi::Type::kF64:
-      f64(*frame, shape);
-      break;
-    case ffi::Type::kC64:
-      c64(*frame, shape);
-      break;
-    case ffi::Type::kC128:
-      c128(*frame, shape);
-      break;
-    default:
-      return ffi::error(*frame, "lockstep_hemv: wanted is f32, f64, c64 or c128.");
-  }
+  product_of_type(a.type, *frame, shape);
   return nullptr;
 }

@@ -6,6 +6,7 @@
 
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
+#include "linalg/rows.h"
 
 namespace lockstep {
 namespace {
@@ -16,7 +17,7 @@ constexpr std::int64_t kBlock = 32;
 // row (columns `from` to `end`) <- row - factor * other
 template <typename T>
 void leave(T* row, const T* other, T factor, std::int64_t from, std::int64_t end) {
-  for (std::int64_t j = from; j < end; ++j) row[j] -= factor * other[j];
+  for (std::int64_t j = from; j < end; ++j) row[j] -= rows::times(factor, other[j]);
 }
 
 // a (n x n) by rows -> its unit lower and its upper factor, less the signs, which have modulus 1

@@ -12,6 +12,7 @@
 
 #include "linalg/ffi.h"
 #include "linalg/rows.h"
+#include "linalg/types.h"
 
 namespace lockstep {
 namespace {
@@ -161,28 +162,8 @@ LOCKSTEP_INLINE void correct(const ffi::Frame& frame, const Place& at) {
   }
 }
 
-#define LOCKSTEP_TYPE(NAME, CALL, T)                                               \
-  LOCKSTEP_VARIANTS(NAME, (const ffi::Frame& frame, const Place& at), (frame, at), \
-                    (CALL<T>(frame, at)))
-#define LOCKSTEP_TYPES(NAME)                                                      \
-  LOCKSTEP_TYPE(NAME##_f32, NAME, float)                                          \
-  LOCKSTEP_TYPE(NAME##_f64, NAME, double)                                         \
-  LOCKSTEP_TYPE(NAME##_c64, NAME, std::complex<float>)                            \
-  LOCKSTEP_TYPE(NAME##_c128, NAME, std::complex<double>)                          \
-  void NAME##_of_type(ffi::Type type, const ffi::Frame& frame, const Place& at) { \
-    switch (type) {                                                               \
-      case ffi::Type::kF32:                                                       \
-        return NAME##_f32(frame, at);                                             \
-      case ffi::Type::kF64:                                                       \
-        return NAME##_f64(frame, at);                                             \
-      case ffi::Type::kC64:                                                       \
-        return NAME##_c64(frame, at);                                             \
-      default:                                                                    \
-        return NAME##_c128(frame, at);                                            \
-    }                                                                             \
-  }
-LOCKSTEP_TYPES(reflector)
-LOCKSTEP_TYPES(correct)
+LOCKSTEP_TYPES(reflector, Place)
+LOCKSTEP_TYPES(correct, Place)
 
 // The place that the panel's shape and s32 (tile, step, column) tell; false if they cannot be.
 bool read_place(const ffi::Buffer& panel, const ffi::Buffer& where, Place& place) {

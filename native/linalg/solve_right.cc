@@ -27,7 +27,7 @@ void solve_right(T* x, std::int64_t rows, const T* l, std::int64_t width) {
       if (k > 0)
         blas::gemm<T>(height, size, k, T(-1), {own, width, false}, {l + k * width, width, true},
                       T(1), own + k, width);
-      blas::solve_right<T>(height, size, l + k * width + k, width, own + k, width);
+      blas::trsm<T>("L", "C", size, height, l + k * width + k, width, own + k, width);
     }
   }
 }

@@ -35,7 +35,7 @@ class Solver {
     T* own = t + first * stride;
     if (size <= kBlock) {
       if (size > 0)
-        blas::solve_left<T>(size, columns, l_ + first * width_ + first, width_, own, stride);
+        blas::trsm<T>("R", "N", columns, size, l_ + first * width_ + first, width_, own, stride);
       return;
     }
     const std::int64_t middle = first + (size / kBlock + 1) / 2 * kBlock;

@@ -17,10 +17,8 @@ extern "C" lockstep::ffi::Error* lockstep_trsm(lockstep::ffi::Frame* frame) {
     return ffi::error(*frame, "lockstep_trsm: wanted is (W, k) in place, (W, W) and a number.");
   return blas::for_type(x.type, *frame, [&]<typename T>(T) {
     if (x.dims[0] == 0 || x.dims[1] == 0) return;
-    // BLAS reads columns, so these are the transposes: x^T = x^T l^-T or x^T conj(l)^-1.
-    const int width = static_cast<int>(x.dims[0]), columns = static_cast<int>(x.dims[1]);
+    const std::int64_t width = x.dims[0], columns = x.dims[1];
     const char* op = words.as<const std::int32_t>()[0] != 0 ? "C" : "N";
-    const T one(1);
-    blas::of<T>().trsm("R", "U", op, "N", &columns, &width, &one, l.data, &width, x.data, &columns);
+    blas::trsm<T>("R", op, columns, width, l.as<const T>(), width, x.as<T>(), columns);
   });
 }

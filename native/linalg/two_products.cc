@@ -8,6 +8,7 @@
 
 #include "linalg/ffi.h"
 #include "linalg/rows.h"
+#include "linalg/types.h"
 
 namespace lockstep {
 namespace {
@@ -26,11 +27,14 @@ LOCKSTEP_INLINE R largest(const R* x, std::int64_t count, R most) {
   return most;
 }
 
-// a (m, n), v (n), w (m) -> a v, a^H w, and the largest part of an element.
+struct Shape {
+  std::int64_t rows, columns;
+};
+
 template <typename T>
-LOCKSTEP_INLINE void run(const ffi::Frame& frame) {
+LOCKSTEP_INLINE void multiply(const ffi::Frame& frame, const Shape& shape) {
   using R = rows::Real<T>;
-  const std::int64_t m = frame.arguments[0].dims[0], n = frame.arguments[0].dims[1];
+  const auto [m, n] = shape;
   const T *a = frame.arguments[0].as<const T>(), *v = frame.arguments[1].as<const T>(),
           *w = frame.arguments[2].as<const T>();
   T *sums = frame.results[0].as<T>(), *y = frame.results[1].as<T>();
@@ -51,16 +55,12 @@ LOCKSTEP_INLINE void run(const ffi::Frame& frame) {
   *frame.results[2].as<R>() = most;
 }
 
-#define LOCKSTEP_TYPE(NAME, T) \
-  LOCKSTEP_VARIANTS(NAME, (const ffi::Frame& frame), (frame), (run<T>(frame)))
-LOCKSTEP_TYPE(f32, float)
-LOCKSTEP_TYPE(f64, double)
-LOCKSTEP_TYPE(c64, std::complex<float>)
-LOCKSTEP_TYPE(c128, std::complex<double>)
+LOCKSTEP_TYPES(multiply, Shape)
 
 }  // namespace
 }  // namespace lockstep
 
+// a (m, n), v (n), w (m) -> a v, (m), a^H w, (n), and the largest part of an element.
 extern "C" lockstep::ffi::Error* lockstep_two_products(lockstep::ffi::Frame* frame) {
   using namespace lockstep;
   if (ffi::is_question(*frame)) return nullptr;
@@ -74,9 +74,6 @@ extern "C" lockstep::ffi::Error* lockstep_two_products(lockstep::ffi::Frame* fra
       frame->results[1].is(a.type, {a.dims[1]}) &&
       most.is(is_double ? ffi::Type::kF64 : ffi::Type::kF32, {});
   if (!fits) return ffi::error(*frame, "lockstep_two_products: its arguments do not fit.");
-  if (a.type == ffi::Type::kF32) f32(*frame);
-  if (a.type == ffi::Type::kF64) f64(*frame);
-  if (a.type == ffi::Type::kC64) c64(*frame);
-  if (a.type == ffi::Type::kC128) c128(*frame);
+  multiply_of_type(a.type, *frame, Shape{a.dims[0], a.dims[1]});
   return nullptr;
 }

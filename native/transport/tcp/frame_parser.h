@@ -15,8 +15,8 @@ namespace lockstep {
 
 class FrameParser {
  public:
-  // The endpoint that owns the parser: it knows whose handshake this is and who may send, and takes
-  // the parsed frames.
+  // The endpoint that owns the parser. It knows whose handshake this is and who may send, and is
+  // given the parsed frames.
   class Owner {
    public:
     // The process that greets. Throws Error when the greeting is not accepted.

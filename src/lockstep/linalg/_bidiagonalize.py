@@ -25,7 +25,7 @@ from jax import lax
 from lockstep.linalg import _cpu_kernels
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes
-from lockstep.linalg._tridiagonalize import _inner, _reflector, _with_row
+from lockstep.linalg._tridiagonalize import inner, reflector, with_row
 
 WIDTH = 16
 """Columns of a panel, about: every device corrects the vectors of all columns by those before."""
@@ -43,12 +43,15 @@ class Panel(NamedTuple):
 
 
 def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
-    """Those of the square matrix of slots ``a`` (R, P, R), descending, the same on all devices.
+    """Returns the singular values of the square matrix of slots ``a`` (R, P, R), descending.
 
-    A row and a column of zeros, as padding is, have one value of zero.
+    They are the same on all devices. Padding, rows and columns of zeros, adds values of zero.
     """
-    rows, devices, _ = a.shape
-    tile = next(t for t in range(max(1, WIDTH // devices), 0, -1) if rows % t == 0)
+    devices = a.shape[1]
+    tile = min(max(1, WIDTH // devices), len(a))
+    spare = -len(a) % tile
+    a = jnp.pad(a, ((0, spare), (0, 0), (0, spare)))
+    rows = len(a)
     place = np.arange(rows)
     order = (place // tile * devices + np.arange(devices)[:, None]) * tile + place % tile
 
@@ -81,23 +84,23 @@ def _panel(
             weights = lax.dynamic_index_in_dim(of, at, 1, keepdims=False).conj()
             return (weights @ vectors).reshape(devices, rows)
 
-        v, tau, beta = _reflector(columns[c] - combined(right, left), order, k - 1)
-        left = _with_row(left, v.ravel(), c)
+        v, tau, beta = reflector(columns[c] - combined(right, left), order, k - 1)
+        left = with_row(left, v.ravel(), c)
         r = jnp.where(after, lines[c] - combined(left, right), 0)
         own = lax.dynamic_slice_in_dim(right, me * rows, rows, axis=1)
-        less = _inner(left, v) @ own
+        less = inner(left, v) @ own
         taus = jnp.where(after[me], tau, 0)
         y, w = _cpu_kernels.bidiagonal_pass(a, v, taus, less, r[me], top)
         w, y = lax.psum(jnp.stack([w, jnp.zeros_like(w).at[me].set(y)]), axes)
-        right, r = _with_row(right, y.ravel(), c), r - y
-        u, tau, off = _reflector(r, order, k)
-        right = _with_row(right, u.ravel(), width + c)
+        right, r = with_row(right, y.ravel(), c), r - y
+        u, tau, off = reflector(r, order, k)
+        right = with_row(right, u.ravel(), width + c)
         # u is r without `off` at its first place, by what makes that place 1.
         first = jnp.where(order == k + 1, r, 0).sum() - off
         x = jnp.where(tau == 0, 0, (w - off * columns[c + 1]) / jnp.where(tau == 0, 1, first))
-        x = x - (_inner(right, u) @ left).reshape(devices, rows)
-        left = _with_row(left, jnp.where(after, tau * x, 0).ravel(), width + c)
-        return Panel(left, right), _with_row(found, jnp.stack([beta, off]), c)
+        x = x - (inner(right, u) @ left).reshape(devices, rows)
+        left = with_row(left, jnp.where(after, tau * x, 0).ravel(), width + c)
+        return Panel(left, right), with_row(found, jnp.stack([beta, off]), c)
 
     none = jnp.zeros((2 * width, devices * rows), a.dtype)
     start = Panel(none, none), jnp.zeros((width, 2), a.real.dtype)
@@ -112,7 +115,7 @@ def _gathered(a: jax.Array, top: jax.Array, tile: int, axes: Axes) -> tuple[jax.
     own = lax.dynamic_slice_in_dim(a, top, tile, axis=2).reshape(rows, -1)
     lines = lax.all_gather(own.T, axes).swapaxes(0, 1)
     columns = lax.all_gather(lax.dynamic_slice_in_dim(a, top, tile), axes, tiled=True)
-    # Where there is no next one it is not used.
+    # The last superstep has no next one, and does not use it.
     following = lax.dynamic_index_in_dim(a, jnp.minimum(top + tile, rows - 1))
     is_first = lax.axis_index(axes) == 0
     following = lax.psum(jnp.where(is_first, following, 0), axes)

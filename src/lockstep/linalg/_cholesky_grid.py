@@ -29,7 +29,7 @@ from lockstep.linalg import _cpu_kernels, _tiles
 from lockstep.linalg._cholesky import potrf_by_kernel, refuse_infinite, update_status
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
-from lockstep.linalg._sweeps import solve_right_by_kernel
+from lockstep.linalg._sweeps import right_solver
 from lockstep.linalg._tiles import adjoint, gemm
 
 
@@ -44,7 +44,7 @@ def factor(
     """The factor and its status; for the arguments see `lockstep.linalg._cholesky.factor`."""
     status, me = jnp.int32(0), lax.axis_index(axes)
     potrf = potrf_by_kernel if kernels else _tiles.potrf
-    solve_right = solve_right_by_kernel if kernels else _tiles.solve_right
+    solve_right = right_solver(kernels)
     panels = grid.panels(layout)
     grown = jnp.zeros((grid.columns, layout.rows, grid.rows * panels[-1][0]), a.dtype)
     for top, end in panels:

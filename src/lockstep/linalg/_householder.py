@@ -202,7 +202,7 @@ def _eliminate(
         panel = jnp.where(jnp.arange(height)[:, None] < above, 0, panel)
         panel = jnp.roll(panel, -above, axis=0)
     basis = _panel.basis(panel, axes, devices, tile, spare, panels.kernels)
-    solve_right = _panel.solver(panels.kernels)
+    solve_right = _sweeps.right_solver(panels.kernels)
     first = solve_right(gather_rows(basis.x[:tile], axes)[:width], basis.low)
     y1, u, t, signs = _panel.reflectors(first, panels.kernels)
     # y = q u^-1, without q.

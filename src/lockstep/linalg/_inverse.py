@@ -37,7 +37,7 @@ def _triangle(low: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.
     """
     tile, size, me = layout.tile, layout.devices * layout.tile, lax.axis_index(axes)
     leave = _leave_products_by_kernel if kernels else _leave_products
-    solve_right = _sweeps.solve_right_by_kernel if kernels else _tiles.solve_right
+    solve_right = _sweeps.right_solver(kernels)
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
         block = _sweeps.diagonal_block(low, top, layout, axes)

@@ -189,8 +189,9 @@ def factor(a: jax.Array, plan: Plan) -> Factor:
         scale, panels = _scaling.factor(rows, axes), tall.panels
         if panels.steps > 1:
             return Factor(_householder.factor(scale * rows, panels, axes), scale)
-        how = {"tile": panels.tile, "kernels": panels.kernels}
-        return Factor(_panel.basis(scale * rows, axes, panels.layout.devices, **how), scale)
+        devices, kernels = panels.layout.devices, panels.kernels
+        basis = _panel.basis(scale * rows, axes, devices, panels.tile, kernels=kernels)
+        return Factor(basis, scale)
 
     return tall.map(body, plan.placed.spec, plan.specs)(a)
 

@@ -63,7 +63,7 @@ def factor(a: jax.Array, layout: RowMap, grid: Grid, axes: Axes, kernels: bool =
     """The factors in place of ``a``; for the arguments see `lockstep.linalg._lu.factor`."""
     tile, rows, devices = layout.tile, layout.rows, layout.devices
     trsm = _sweeps.trsm_by_kernel if kernels else _tiles.trsm
-    solve_right = _sweeps.solve_right_by_kernel if kernels else _tiles.solve_right
+    solve_right = _sweeps.right_solver(kernels)
     subtract = _subtract_by_kernel if kernels else _subtract
     me, order, orders = lax.axis_index(axes), jnp.arange(layout.padded, dtype=jnp.int32), []
     place = np.arange(layout.padded, dtype=np.int32).reshape(devices, rows)

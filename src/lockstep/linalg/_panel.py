@@ -20,14 +20,13 @@ without pivots, of ``q`` minus a diagonal matrix of signs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
+from lockstep.linalg import _cpu_kernels, _sweeps
 from lockstep.linalg._layout import Axes
 from lockstep.linalg._tiles import adjoint, gemm, packed, potrf, unpacked
 
@@ -62,7 +61,7 @@ def factor(
 ) -> tuple[jax.Array, jax.Array]:
     """The local rows (r, w) of ``q``, and ``r`` (w, w) on every device; see `basis`."""
     found = basis(rows, axes, devices, tile, kernels=kernels)
-    return solver(kernels)(found.x, found.low), found.r
+    return _sweeps.right_solver(kernels)(found.x, found.low), found.r
 
 
 def basis(
@@ -82,15 +81,11 @@ def basis(
     return lax.cond(fine, lambda: found, again)
 
 
-def solver(kernels: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    return _sweeps.solve_right_by_kernel if kernels else _tiles.solve_right
-
-
 def _by_cholesky(rows: jax.Array, axes: Axes, kernels: bool) -> tuple[Basis, jax.Array]:
     """The basis by two Cholesky factorizations, and whether it is good to rounding."""
     gram_of = _gram_by_kernel if kernels else _gram
     first = potrf(_sum_hermitian(gram_of(rows), axes))
-    x = solver(kernels)(rows, first)
+    x = _sweeps.right_solver(kernels)(rows, first)
     gram = _sum_hermitian(gram_of(x), axes)
     deviation = jnp.linalg.norm(gram - jnp.eye(len(gram), dtype=gram.dtype))
     low = potrf(gram)

@@ -236,8 +236,8 @@ def compute(a: jax.Array, plan: QRPlan, mode: str) -> Any:
         scale = _scaling.factor(rows, axes)
         rows = scale * rows
         if panels.steps == 1 and n == panels.count and mode == "reduced":
-            how = {"tile": panels.tile, "kernels": panels.kernels}
-            q, r = _panel.factor(rows, axes, panels.layout.devices, **how)
+            devices = panels.layout.devices
+            q, r = _panel.factor(rows, axes, devices, panels.tile, panels.kernels)
             triangle = _householder.rows_of_triangle(r, panels, axes)
         else:
             factored = _householder.factor(rows, panels, axes)

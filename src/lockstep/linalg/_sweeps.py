@@ -146,6 +146,11 @@ solve_right_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.solve_right)(
 )
 
 
+def right_solver(kernels: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """`lockstep.linalg._tiles.solve_right`, or the kernel that does the same."""
+    return solve_right_by_kernel if kernels else _tiles.solve_right
+
+
 def _forward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
     tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
     solve_block = block_solver(b, layout)

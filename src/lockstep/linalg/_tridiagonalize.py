@@ -148,12 +148,12 @@ def _panel(
             u, here = _next_reflector(panel[c], v, w, order, k)
         # `v` is complete before it is read again, whose last row meets a zero row of `w`: were the
         # old one read, XLA would copy it for every column.
-        v = _with_row(v, u, c)
+        v = with_row(v, u, c)
         if kernels:
             y = _cpu_kernels.correct(product(u), u, here[2], v, w, s, c)
         else:
             y = _correct(product(u), u, here[2], v, w, order, k)
-        return v, _with_row(w, y, c), _with_row(scalars, here, c)
+        return v, with_row(w, y, c), with_row(scalars, here, c)
 
     start = jnp.zeros_like(panel), jnp.zeros_like(panel), jnp.zeros((width, 3), panel.dtype)
     v, w, scalars = lax.fori_loop(0, width, column, start)
@@ -168,7 +168,7 @@ def _next_reflector(
     here = order == k
     v_row, w_row = (jnp.where(here, x, 0).sum((1, 2)).conj() for x in (v, w))
     x = x - _combine(w_row, v) - _combine(v_row, w)
-    u, tau, beta = _reflector(x, order, k)
+    u, tau, beta = reflector(x, order, k)
     diagonal = jnp.where(here, x.real, 0).sum()
     return u, jnp.stack([diagonal.astype(x.dtype), beta.astype(x.dtype), tau])
 
@@ -183,12 +183,12 @@ def _correct(
     k: jax.Array,
 ) -> jax.Array:
     """The vector w of column ``k`` from ``y``, the matrix before the panel times ``u``."""
-    y = y - _combine(_inner(w, u), v) - _combine(_inner(v, u), w)
+    y = y - _combine(inner(w, u), v) - _combine(inner(v, u), w)
     y = jnp.where(order > k, tau * y, 0)
     return y - tau / 2 * jnp.vdot(y, u) * u
 
 
-def _with_row(rows: jax.Array, row: jax.Array, index: jax.Array) -> jax.Array:
+def with_row(rows: jax.Array, row: jax.Array, index: jax.Array) -> jax.Array:
     return lax.dynamic_update_index_in_dim(rows, row, index, axis=0)
 
 
@@ -197,12 +197,12 @@ def _combine(weights: jax.Array, vectors: jax.Array) -> jax.Array:
     return (weights @ vectors.reshape(len(weights), -1)).reshape(vectors.shape[1:])
 
 
-def _inner(vectors: jax.Array, u: jax.Array) -> jax.Array:
+def inner(vectors: jax.Array, u: jax.Array) -> jax.Array:
     """The inner products of the vectors with ``u``."""
     return (vectors.reshape(len(vectors), -1) @ u.ravel().conj()).conj()
 
 
-def _reflector(
+def reflector(
     x: jax.Array, order: jax.Array, k: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """u, tau, beta with ``(I - tau u u^H)^H x = beta e`` below row k; beta is real (``larfg``)."""
