@@ -15,9 +15,14 @@ import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockstep._errors import RecordError
+from lockstep.flight_recorder import run_records
+from lockstep.flight_recorder.run_records import Process
+from lockstep.report import top
 from of_this_jax import where_numbered
 from processes import captured
 from support import Run, assert_unsaid, start_lockstep, wait_until
@@ -176,6 +181,26 @@ def test_a_live_job_is_shown_and_top_ends_with_it() -> None:
                 assert re.search(r"waits for process \d │ +[\d.]+ s ", one), one
         assert "waits for process" in terminal.plain
         assert not re.search(r" 0\.00 .s ", last), last  # the time of moving is not measured
+
+
+def test_a_directory_that_is_being_removed_is_a_run_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No picture is drawn of what is left of it."""
+    record: Any = object()
+    whole = run_records.Run(tuple(Process(k, record) for k in range(2)))
+    half = run_records.Run((Process(0), Process(1, record)))
+    found: list[Any] = [half, RecordError("it is gone")]
+
+    def read(*_: Any) -> Any:
+        if isinstance(one := found.pop(0), Exception):
+            raise one
+        return one
+
+    monkeypatch.setattr(top.locate_run, "read", read)
+    assert top._next(whole, tmp_path, None, None) is None
+    found[:] = [half, half]  # a host of several is gone
+    assert top._next(whole, tmp_path, None, None) is half
 
 
 @pytest.mark.full

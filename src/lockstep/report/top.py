@@ -27,6 +27,8 @@ from lockstep.report.tables import summary_table
 
 LINES = 8
 """How many call sites are shown."""
+_REMOVAL_SECONDS = 0.2
+"""A launcher takes less to remove the records of a run."""
 _OVER = (Activity.ENDED, Activity.FAILED, Activity.KILLED)
 
 
@@ -47,10 +49,9 @@ def watch(
         screen.update(frame(run, diagnosis, now_ns, lost=lost), refresh=True)
         while not all(row.activity in _OVER or row.process.exit for row in diagnosis.rows):
             time.sleep(max(0.1, interval))
-            try:
-                run = locate_run.read(directory, pid, attempt)
-            except RecordError:
-                # The launcher has removed the directory, so the tables are out of date.
+            run = _next(run, directory, pid, attempt)
+            if run is None:
+                # The tables are out of date.
                 screen.update(Text("the run is over", style="bold"), refresh=True)
                 break
             now_ns = time.monotonic_ns()
@@ -60,6 +61,19 @@ def watch(
             screen.update(frame(run, diagnosis, now_ns, rates.since(before), lost), refresh=True)
             before = rates
     return int(diagnosis.kind.is_fault)
+
+
+def _next(run: Run, directory: Path | None, pid: int | None, attempt: int | None) -> Run | None:
+    """The run as it is now; None once the launcher has removed its directory."""
+    try:
+        found = locate_run.read(directory, pid, attempt)
+        known = [{p.index for p in one.processes if p.record} for one in (run, found)]
+        if known[0] - known[1]:  # the launcher may be at it, file by file
+            time.sleep(_REMOVAL_SECONDS)
+            found = locate_run.read(directory, pid, attempt)
+    except RecordError:
+        return None
+    return found
 
 
 class Rates:
