@@ -44,8 +44,14 @@ struct Superstep {
     std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
     for (std::int64_t k = 0; k < width(); ++k)
       if (swaps[k] != k) pairs.emplace_back(place(k), place(swaps[k]));
-    for (std::int64_t i = 0; i < size; ++i)
-      for (T* const row = a + i * stride(); const auto& [x, y] : pairs) std::swap(row[x], row[y]);
+    for (std::int64_t i = 0; i < size; ++i) {
+      T *const row = a + i * stride(), *const next = row + (i + 1 < size ? stride() : 0);
+      for (const auto& [x, y] : pairs) {
+        // Places are scattered, so without this each exchange waits for the memory.
+        __builtin_prefetch(next + y, 1, 2);
+        std::swap(row[x], row[y]);
+      }
+    }
   }
 
   void write_own_rows() const {

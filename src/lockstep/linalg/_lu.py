@@ -91,8 +91,10 @@ def from_panel(x: jax.Array, devices: int, tile: int) -> jax.Array:
 def _panel_by_partial_pivoting(tiles: jax.Array, axes: Axes, kernels: bool) -> Panel:
     """The panel of which each device has ``tiles``, (T, P, m / P), factored on every device."""
     tile, devices, _ = tiles.shape
-    rows = _sweeps.gather_rows(tiles, axes) if devices > 1 else tiles
-    return Panel(*_tournament.getrf(to_panel(rows, tile), devices, kernels))
+    rows = to_panel(tiles, tile)
+    if devices > 1:
+        rows = _sweeps.gather_rows(rows, axes)
+    return Panel(*_tournament.getrf(rows, devices, kernels))
 
 
 def _panel_by_tournament(tiles: jax.Array, axes: Axes, kernels: bool) -> Panel:
