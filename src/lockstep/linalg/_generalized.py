@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
 
 from lockstep.linalg import _posdef, _products
 from lockstep.linalg._posdef import Plan
-from lockstep.linalg._triangular import cholesky, solve_triangular
+from lockstep.linalg._triangular import cholesky, lower_solver
 from lockstep.linalg._validation import Placed
 
 TYPES = {1: "a v = w b v", 2: "a b v = w v", 3: "b a v = w v"}
@@ -23,19 +24,19 @@ def reduce(
     ``c`` are taken to ``l^-H v``, for type 3 to ``l v``. Both triangles of ``a`` and the lower one
     of ``b`` are read; rounding leaves ``c`` Hermitian only nearly.
     """
-    where = {"mesh": placed.mesh, "in_specs": (placed.spec, placed.spec)}
     low = cholesky(b, True, mesh=placed.mesh, in_specs=placed.spec, check=False)
-    plan = Plan.of(a.shape[0], placed, None, False)
-    if kind == 1:
-        half = solve_triangular(low, a, 0, True, **where)
-        c = solve_triangular(low, _posdef.adjoint(half, plan.placed), 0, True, **where)
+    n, plan = a.shape[0], Plan.of(a.shape[0], placed, None, False)
+
+    def product(x: jax.Array, y: jax.Array, on: Placed, adjoint: bool = False) -> jax.Array:
+        return _products.product(x, y, plan, on, adjoint)
+
+    if kind == 3:
+        c = product(low, product(a, low, placed), placed, True)
+        return c, functools.partial(product, low)
+    solve = lower_solver(low, Plan.of(n, placed, None, True))
+    if kind == 2:
+        c = product(low, product(a, low, placed), placed, True)
     else:
-        c = _products.product(low, _products.product(a, low, plan, placed), plan, placed, True)
-
-    def back(vectors: jax.Array, vectors_placed: Placed) -> jax.Array:
-        if kind == 3:
-            return _products.product(low, vectors, plan, vectors_placed)
-        specs = (placed.spec, vectors_placed.spec)
-        return solve_triangular(low, vectors, 2, True, mesh=placed.mesh, in_specs=specs)
-
-    return c, back
+        half = solve(a, placed, adjoint=False)
+        c = solve(_posdef.adjoint(half, placed), placed, adjoint=False)
+    return c, functools.partial(solve, adjoint=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -179,7 +180,7 @@ def solve_triangular(
         )
     if not lower:
         a, trans = _posdef.adjoint(a, plan.placed), 2 - trans
-    return _posdef.as_matrix(_solve_lower, b, b_placed)(a, plan, adjoint=trans == 2)
+    return _posdef.as_matrix(lower_solver(a, plan), b, b_placed)(adjoint=trans == 2)
 
 
 def slots_of(a: jax.Array, plan: Plan, lower: bool) -> jax.Array:
@@ -187,26 +188,31 @@ def slots_of(a: jax.Array, plan: Plan, lower: bool) -> jax.Array:
     return _posdef.to_slots(a if lower else _posdef.adjoint(a, plan.placed), plan, None)
 
 
-def _solve_lower(
-    b: jax.Array, b_placed: Placed, a: jax.Array, plan: Plan, adjoint: bool
-) -> jax.Array:
-    """``a^-1 b`` or ``a^-H b``, only the lower triangle of ``a`` being read."""
+def lower_solver(a: jax.Array, plan: Plan) -> Callable[..., jax.Array]:
+    """A function of ``b``, its sharding and ``adjoint``: ``a^-1 b`` or ``a^-H b``.
+
+    Only the lower triangle of ``a`` is read; it is brought into slots once.
+    """
     low = _posdef.to_slots(lax.stop_gradient(a), plan, None)
 
-    def times(x: jax.Array) -> jax.Array:
-        triangle = jnp.tril(a)
-        triangle = triangle.conj().T if adjoint else triangle
-        return _posdef.matmul(triangle, x, b_placed)
+    def solve(b: jax.Array, b_placed: Placed, adjoint: bool) -> jax.Array:
+        def times(x: jax.Array) -> jax.Array:
+            triangle = jnp.tril(a)
+            triangle = triangle.conj().T if adjoint else triangle
+            return _posdef.matmul(triangle, x, b_placed)
 
-    def run(back: bool, b: jax.Array) -> jax.Array:
-        return _posdef.batched_sweep(low, b, plan, b_placed, ("backward" if back else "forward",))
+        def run(back: bool, b: jax.Array) -> jax.Array:
+            sweeps = ("backward" if back else "forward",)
+            return _posdef.batched_sweep(low, b, plan, b_placed, sweeps)
 
-    return lax.custom_linear_solve(
-        times,
-        b,
-        solve=lambda _, b: run(adjoint, b),
-        transpose_solve=lambda _, b: run(not adjoint, b.conj()).conj(),
-    )
+        return lax.custom_linear_solve(
+            times,
+            b,
+            solve=lambda _, b: run(adjoint, b),
+            transpose_solve=lambda _, b: run(not adjoint, b.conj()).conj(),
+        )
+
+    return solve
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
