@@ -22,12 +22,14 @@ from lockstep.linalg import (
     _cholesky_grid,
     _cost_model,
     _cpu_kernels,
+    _dealt_columns,
     _grid_model,
     _inverse,
     _redistribute,
     _sweeps,
     _validation,
 )
+from lockstep.linalg._dealt_columns import Triangle
 from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid, RowMap
 from lockstep.linalg._validation import AnyMesh, Placed
@@ -184,9 +186,15 @@ def sweep(
 
     def body(low: jax.Array, b: jax.Array) -> jax.Array:
         rows = plan.take_rows(b, b_placed)
+        how = plan.layout, plan.axes, plan.kernels
+        if _dealt_columns.pays(rows.shape[1], plan.layout):
+            x = _dealt_columns.to_columns(rows, plan.axes, plan.layout.devices)
+            for name in sweeps:
+                x = _dealt_columns.solve_columns(Triangle(low), x, *how, name == "backward")
+            return plan.give_rows(_dealt_columns.to_rows(x, plan.axes, rows.shape[1]), b_placed)
         for name in sweeps:
             run = _sweeps.forward if name == "forward" else _sweeps.backward
-            rows = run(low, rows, plan.layout, plan.axes, plan.kernels)
+            rows = run(low, rows, *how)
         return plan.give_rows(rows, b_placed)
 
     return plan.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
+from lockstep.linalg import _cpu_kernels, _dealt_columns, _sweeps, _tiles
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
+from lockstep.linalg._dealt_columns import Triangle
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._lu import Factors, inverse_of
 from lockstep.linalg._tiles import adjoint, gemm
@@ -30,34 +31,58 @@ def solve(
     factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``a^-1 b = Q u^-1 l^-1 b`` for the rows of this device's slots, (R, k)."""
-    b = _sweeps.forward(factors.slots, b, layout, axes, kernels)
-    position = inverse_of(factors.order).reshape(layout.devices, -1)[lax.axis_index(axes)]
+    slots, devices, position = factors.slots, layout.devices, inverse_of(factors.order)
+    how = layout, axes, kernels
+    if _dealt_columns.pays(b.shape[1], layout):
+        x = _dealt_columns.to_columns(b, axes, devices)
+        x = _dealt_columns.solve_columns(Triangle(slots), x, *how)
+        x = _dealt_columns.solve_columns(_unit_upper(slots), x, *how)
+        return _dealt_columns.to_rows(_rows_at(x, position), axes, b.shape[1])
+    b = _sweeps.forward(slots, b, *how)
+    own = position.reshape(devices, -1)[lax.axis_index(axes)]
 
     def run(slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
         done = _backward(slots, b, layout, axes, kernels, True)
-        return adjoint(jnp.take(done.reshape(b.shape[1], -1), position, axis=1))
+        return adjoint(jnp.take(done.reshape(b.shape[1], -1), own, axis=1))
 
-    return _sweeps.in_columns(run, factors.slots, b, layout, axes)
+    return _sweeps.in_columns(run, slots, b, layout, axes)
 
 
 def solve_adjoint(
     factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``a^-H b = l^-H u^-H Q^H b``."""
-    own = factors.order.reshape(layout.devices, -1)[lax.axis_index(axes)]
+    slots, devices, how = factors.slots, layout.devices, (layout, axes, kernels)
+    if _dealt_columns.pays(b.shape[1], layout):
+        x = _rows_at(_dealt_columns.to_columns(b, axes, devices), factors.order)
+        x = _dealt_columns.solve_columns(_unit_upper(slots), x, *how, True)
+        x = _dealt_columns.solve_columns(Triangle(slots), x, *how, True)
+        return _dealt_columns.to_rows(x, axes, b.shape[1])
+    own = factors.order.reshape(devices, -1)[lax.axis_index(axes)]
 
     def run(slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
         b = _sweeps.gather_rows(b, axes)[own]
         return _forward(slots, b, layout, axes, kernels, True)
 
-    b = _sweeps.in_columns(run, factors.slots, b, layout, axes)
-    return _sweeps.backward(factors.slots, b, layout, axes, kernels)
+    b = _sweeps.in_columns(run, slots, b, layout, axes)
+    return _sweeps.backward(slots, b, *how)
+
+
+def _unit_upper(slots: jax.Array) -> Triangle:
+    return Triangle(slots, upper=True, unit=True)
+
+
+def _rows_at(x: jax.Array, places: jax.Array) -> jax.Array:
+    """The rows of all slots of ``x``, (P, R, c), in another order."""
+    return jnp.take(x.reshape(-1, x.shape[2]), places, axis=0).reshape(x.shape)
 
 
 def backward(
     slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``u^-1 b`` for an upper triangle ``u`` whose diagonal is not that of ones."""
+    if _dealt_columns.pays(b.shape[1], layout):
+        return _dealt_columns.solve(Triangle(slots, upper=True), b, layout, axes, kernels)
 
     def run(slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
         done = _backward(slots, b, layout, axes, kernels, False)
@@ -70,6 +95,8 @@ def forward(
     slots: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``u^-H b`` for the same."""
+    if _dealt_columns.pays(b.shape[1], layout):
+        return _dealt_columns.solve(Triangle(slots, upper=True), b, layout, axes, kernels, True)
     run = functools.partial(_forward, kernels=kernels, unit=False)
     return _sweeps.in_columns(run, slots, b, layout, axes)
 
