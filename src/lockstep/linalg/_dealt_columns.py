@@ -75,10 +75,15 @@ def solve_columns(
     axes: Axes,
     kernels: bool,
     conjugate_transpose: bool = False,
+    staircase: bool = False,
 ) -> jax.Array:
-    """``t^-1 x`` or ``t^-H x`` for own columns ``x``, (P, R, c)."""
+    """``t^-1 x`` or ``t^-H x`` for own columns ``x``, (P, R, c).
+
+    ``staircase``: column j of ``x`` belongs to slot j, and is zero in all supersteps before that
+    one's: a lower triangle. For a forward substitution only.
+    """
     tile, forward = layout.tile, triangle.upper == conjugate_transpose
-    leave, left_to = (_leave_by_kernel, _left_to_by_kernel) if kernels else (_leave, _left_to)
+    leave = _leave_by_kernel if kernels else _leave
     how = {"upper": triangle.upper}
     ranges = _sweeps.stages(layout.steps)  # a panel is gathered as long as its stage needs it
     for first, end in ranges if forward else reversed(ranges):
@@ -91,10 +96,10 @@ def solve_columns(
             solve_block = _block_solver(triangle, block, kernels, conjugate_transpose)
             rest = lax.dynamic_slice_in_dim(x, top, tile, 1)
             if not forward:
-                rest = left_to(rest, panel, x, after, **how)
+                rest = left_to(rest, panel, x, after, kernels, triangle.upper)
             solved = solve_block(rest.reshape(-1, x.shape[2]))
             x = lax.dynamic_update_slice_in_dim(x, solved.reshape(rest.shape), top, 1)
-            return leave(x, panel, solved, after, **how) if forward else x
+            return leave(x, panel, solved, after, staircase=staircase, **how) if forward else x
 
         x = lax.fori_loop(0, end - first, step, x)
     return x
@@ -138,36 +143,61 @@ def _after(panel: jax.Array, rows: int, after: jax.Array, upper: bool) -> tuple[
 
 
 def _leave(
-    x: jax.Array, panel: jax.Array, solved: jax.Array, after: jax.Array, upper: bool
+    x: jax.Array,
+    panel: jax.Array,
+    solved: jax.Array,
+    after: jax.Array,
+    upper: bool,
+    staircase: bool = False,
 ) -> jax.Array:
     """``x`` without what the rows ``solved``, (W, c), leave to the rows from ``after`` on."""
     below, first = _after(panel, x.shape[1], after, upper)
     below = below.conj() if upper else below
-    return _tiles.put(x, x[:, first:] - _tiles.gemm(below, solved), 0, first, 0)
+
+    # A device's rows at a time, so that products take no memory of the size of a share.
+    def step(p: jax.Array, x: jax.Array) -> jax.Array:
+        change = _tiles.gemm(below[p], solved)
+        return lax.dynamic_update_slice(x, x[p, first:][None] - change, (p, first, 0))
+
+    return lax.fori_loop(0, len(x), step, x)
 
 
 @_cpu_kernels.with_derivatives_of(_leave)
 def _leave_by_kernel(
-    x: jax.Array, panel: jax.Array, solved: jax.Array, after: jax.Array, upper: bool
+    x: jax.Array,
+    panel: jax.Array,
+    solved: jax.Array,
+    after: jax.Array,
+    upper: bool,
+    staircase: bool = False,
 ) -> jax.Array:
     devices, rows, columns = x.shape
-    below = _blocks_after(panel, rows, after, upper)
+    below, wide = _blocks_after(panel, rows, after, upper), after if staircase else columns
     return _cpu_kernels.subtract_products(
         Blocks(x, (0, after, 0), row_axis=1, step_i=(1, 0, 0)),
         below._replace(step_i=(0, 1, 0) if upper else (1, 0, 0)),
         Blocks(solved[None], row_axis=1),
-        Sizes(rows - after, columns, len(solved), count_i=devices, adjoint_a=upper),
+        Sizes(rows - after, wide, len(solved), count_i=devices, adjoint_a=upper),
     )
+
+
+def left_to(
+    rest: jax.Array, panel: jax.Array, x: jax.Array, after: jax.Array, kernels: bool, upper: bool
+) -> jax.Array:
+    """The panel's own rows ``rest``, (P, T, c), without what the rows from ``after`` on leave."""
+    return (_left_to_by_kernel if kernels else _left_to)(rest, panel, x, after, upper=upper)
 
 
 def _left_to(
     rest: jax.Array, panel: jax.Array, x: jax.Array, after: jax.Array, upper: bool
 ) -> jax.Array:
-    """The panel's own rows ``rest``, (P, T, c), without what the rows from ``after`` on leave."""
     below, first = _after(panel, x.shape[1], after, upper)
     left = below.swapaxes(1, 2) if upper else adjoint(below)
-    left = left.swapaxes(0, 1).reshape(left.shape[1], -1)
-    return rest - _tiles.gemm(left, x[:, first:].reshape(-1, x.shape[2])).reshape(rest.shape)
+
+    def step(p: jax.Array, rest: jax.Array) -> jax.Array:
+        return rest - _tiles.gemm(left[p], x[p, first:]).reshape(rest.shape)
+
+    return lax.fori_loop(0, len(x), step, rest)
 
 
 @_cpu_kernels.with_derivatives_of(_left_to)

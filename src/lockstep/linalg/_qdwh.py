@@ -20,9 +20,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _products, _redistribute, _stacked_qr, _sweeps
+from lockstep.linalg import (
+    _cholesky,
+    _dealt_columns,
+    _products,
+    _redistribute,
+    _stacked_qr,
+    _sweeps,
+)
+from lockstep.linalg._dealt_columns import Triangle
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._tiles import adjoint, gemm
 
 MAX_STEPS = 16
 """Steps at most; a singular matrix needs about nine."""
@@ -82,7 +89,7 @@ def polar(
     # The least singular value of the changed matrix is about the noise over the square root of n.
     smallest = 0.01 * eps / layout.padded
     least = jnp.where(singular, smallest, jnp.minimum(0.5 * least, 0.9))
-    u = _iterate(start, least, layout, axes, kernels)
+    u = _rows_of(_iterate(_columns_of(start), least, layout, axes, kernels))
     # From the rows as they were given, so that neither they, scaled, nor their slots are held
     # during the iteration.
     h = _products.adjoint_times(u, rows, layout, axes, scale)
@@ -91,8 +98,14 @@ def polar(
     return Polar(u, _redistribute.set_padding(h, layout, me, jnp.ones((), h.dtype)))
 
 
-def _flat(slots: jax.Array) -> jax.Array:
-    return slots.reshape(slots.shape[0], -1)
+def _columns_of(slots: jax.Array) -> jax.Array:
+    """The adjoint of own rows, (R, P, R): own columns, (P, R, R)."""
+    return slots.conj().transpose(1, 2, 0)
+
+
+def _rows_of(columns: jax.Array) -> jax.Array:
+    """The inverse of `_columns_of`."""
+    return columns.conj().transpose(2, 0, 1)
 
 
 def _bound(x: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
@@ -107,13 +120,14 @@ def _bound(x: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
 
 
 def _with_noise(x: jax.Array, size: jax.Array, layout: RowMap, me: jax.Array) -> jax.Array:
-    """``x`` plus random numbers below ``size``, some columns at a time."""
+    """``x`` plus random numbers below ``size``, some rows at a time."""
     key = jax.random.fold_in(jax.random.key(0), me)
 
     def step(s: jax.Array, x: jax.Array) -> jax.Array:
-        some = _stacked_qr.columns(x, s, layout)
+        some = lax.dynamic_slice_in_dim(x, s * layout.tile, layout.tile)
         noise = jax.random.uniform(jax.random.fold_in(key, s), some.shape, x.real.dtype, -1, 1)
-        return _stacked_qr.with_columns(x, some + (size * noise).astype(x.dtype), s, layout)
+        some += (size * noise).astype(x.dtype)
+        return lax.dynamic_update_slice_in_dim(x, some, s * layout.tile, 0)
 
     return lax.fori_loop(0, layout.steps, step, x)
 
@@ -145,6 +159,7 @@ def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes, kernels: boo
 def _iterate(
     x: jax.Array, least: jax.Array, layout: RowMap, axes: Axes, kernels: bool
 ) -> jax.Array:
+    """The polar factor of ``x``; of both, each device has the adjoint of its rows, (P, R, R)."""
     eps = float(jnp.finfo(x.dtype).eps)
     tolerance = (4 * eps) ** (1 / 3)
     how = {"layout": layout, "axes": axes, "kernels": kernels}
@@ -192,21 +207,29 @@ def _step_by_qr(
 
     Also the sum of the squares of the change, on this device.
     """
+    tile, devices = layout.tile, layout.devices
     # The minimum is 1, here where c is large. XLA would hold a constant during all steps.
     q = _stacked_qr.factor(jnp.sqrt(c) * x, jnp.minimum(c, 1), layout, axes, kernels)
     factor = (a - b / c) / jnp.sqrt(c)
 
-    def step(s: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def step(
+        s: jax.Array, state: tuple[jax.Array, jax.Array], first: int
+    ) -> tuple[jax.Array, jax.Array]:
         x, change = state
-        rows = _sweeps.gather_rows(q.rows_of_q2(s, layout), axes)
-        old = _stacked_qr.columns(x, s, layout)
-        new = b / c * old + factor * gemm(_flat(q.q1), adjoint(rows))
+        top = s * tile
+        own = lax.dynamic_slice(q.q2, (0, first, top), (devices, layout.rows - first, tile))
+        rows = _sweeps.gather_rows(_rows_of(own), axes)  # of q2
+        old = lax.dynamic_slice_in_dim(x, top, tile, 1)
+        none = jnp.zeros_like(old)
+        product = -_dealt_columns.left_to(none, rows, q.q1, top, kernels, upper=True)
+        new = b / c * old + factor * product
         change += (jnp.abs(new - old) ** 2).sum()
-        # XLA copies all of x where it may write the new columns before it has read the old ones.
-        new = jnp.where(change >= 0, new, jnp.nan)
-        return _stacked_qr.with_columns(x, new, s, layout), change
+        return lax.dynamic_update_slice_in_dim(x, new, top, 1), change
 
-    return lax.fori_loop(0, layout.steps, step, (x, jnp.zeros_like(c)))
+    state = x, jnp.zeros_like(c)
+    for first, end in _sweeps.stages(layout.steps):
+        state = lax.fori_loop(first, end, functools.partial(step, first=first * tile), state)
+    return state
 
 
 def _step_by_cholesky(
@@ -219,37 +242,11 @@ def _step_by_cholesky(
     kernels: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """``b/c x + (a - b/c) x z^-1`` for ``z = 1 + c x^H x``, and the change as above."""
-    local, me = jnp.arange(layout.rows), lax.axis_index(axes)
-    z = _products.adjoint_times(x, _flat(x), layout, axes, c).reshape(x.shape)
-    z = z.at[local, me, local].add(1)
+    local, how = jnp.arange(layout.rows), (layout, axes, kernels)
+    z = c * _stacked_qr.gram(x, *how)
+    z = z.at[local, lax.axis_index(axes), local].add(1)
     low, _ = _cholesky.factor(z, layout, axes, False, kernels)
-    new = b / c * x + (a - b / c) * _solve_from_right(x, low, layout, axes)
+    solved = _dealt_columns.solve_columns(Triangle(low), x, *how)
+    solved = _dealt_columns.solve_columns(Triangle(low), solved, *how, True)
+    new = b / c * x + (a - b / c) * solved
     return new, (jnp.abs(new - x) ** 2).sum()
-
-
-def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    """``x low^-H low^-1``: each device solves for its own rows."""
-
-    def step(k: jax.Array, x: jax.Array) -> jax.Array:
-        s = layout.steps - 1 - k
-
-        def right(j: jax.Array, here: jax.Array) -> jax.Array:
-            return here - gemm(
-                _stacked_qr.columns(x, j, layout), _stacked_qr.block(low, j, s, layout, axes)
-            )
-
-        here = lax.fori_loop(s + 1, layout.steps, right, _stacked_qr.columns(x, s, layout))
-        here = lax.linalg.triangular_solve(
-            _stacked_qr.block(low, s, s, layout, axes), here, left_side=False, lower=True
-        )
-        return _stacked_qr.with_columns(x, here, s, layout)
-
-    x = _stacked_qr.times_adjoint_inverse(
-        x,
-        lambda x, s: (_stacked_qr.columns(x, s, layout),),
-        lambda x, found, s: _stacked_qr.with_columns(x, found[0], s, layout),
-        lambda _: low,
-        layout,
-        axes,
-    )
-    return lax.fori_loop(0, layout.steps, step, x)
