@@ -52,6 +52,7 @@ ROUTINES = (
 DOMINANT = ("posv", "potri")
 WITH_B = ("posv", "gesv", "gels")
 NOT_OF_JAXMG = ("potri", "sygvx")
+DTYPES = ("float32", "float64", "complex64", "complex128")
 TILE = 256
 """The tile of jaxmg. Source: its example of potrs."""
 PEAKS = 2
@@ -68,10 +69,17 @@ def _matrix(m: int, n: int, dtype: Any, routine: str, sharding: Any) -> Any:
         low, high = jnp.broadcast_arrays(i, j)
         if routine != "gesv":
             low, high = jnp.minimum(low, high), jnp.maximum(low, high)
-        h = (high * jnp.uint32(2654435761)) ^ (low * jnp.uint32(40503) + jnp.uint32(977))
-        h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
-        h = h ^ (h >> 13)
-        a = h.astype(dtype) / 4294967296.0 - 0.5
+        def numbers(seed: int) -> Any:
+            h = (high * jnp.uint32(2654435761)) ^ (low * jnp.uint32(40503) + jnp.uint32(seed))
+            h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
+            h = h ^ (h >> 13)
+            return h.astype(dtype) / 4294967296.0 - 0.5
+
+        a = numbers(977)
+        if dtype.startswith("complex"):
+            # Symmetric numbers become the imaginary parts of a Hermitian matrix.
+            sign = 1 if routine == "gesv" else jnp.sign(j.astype(int) - i.astype(int))
+            a += 1j * sign * numbers(31)
         return a + n * (i == j) if routine in DOMINANT else a
 
     return jax.jit(make, out_shardings=sharding)()
@@ -138,9 +146,9 @@ def _generalized_alone(a: Any, b: Any) -> Any:
 
     low = jnp.linalg.cholesky(b, symmetrize_input=False)
     half = solve_triangular(low, a, lower=True)
-    c = solve_triangular(low, half.T, lower=True)
+    c = solve_triangular(low, half.conj().T, lower=True)
     values, vectors = jnp.linalg.eigh(c, symmetrize_input=False)
-    return values, solve_triangular(low, vectors, trans=1, lower=True)
+    return values, solve_triangular(low, vectors, trans=2, lower=True)
 
 
 def _least_squares_alone(a: Any, b: Any) -> Any:
@@ -148,7 +156,7 @@ def _least_squares_alone(a: Any, b: Any) -> Any:
     from jax.scipy.linalg import solve_triangular
 
     q, r = jnp.linalg.qr(a)
-    return solve_triangular(r, q.T @ b)
+    return solve_triangular(r, q.conj().T @ b)
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -162,7 +170,7 @@ def worker(options: argparse.Namespace) -> None:
     distributed = options.by != "jax"
     if distributed and "LOCKSTEP_NUM_PROCESSES" in os.environ:
         lockstep.initialize()
-    jax.config.update("jax_enable_x64", options.dtype == "float64")
+    jax.config.update("jax_enable_x64", options.dtype in ("float64", "complex128"))
     devices = jax.devices() if distributed else jax.devices()[:1]
     mesh = jax.make_mesh((len(devices),), ("x",), (AxisType.Auto,), devices=devices)
     [(m, n)], routine = options.sizes, options.worker
@@ -306,7 +314,7 @@ def main() -> None:
     parser.add_argument("--rhs", nargs="+", type=int, default=[1], help="for posv, gesv and gels")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices", type=int, default=1, help="devices of each process")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")
+    parser.add_argument("--dtype", choices=DTYPES, default="float64")
     parser.add_argument("--repeats", type=int, default=3, help="calls of a launch, after the first")
     parser.add_argument("--rounds", type=int, default=1, help="launches of each, in turn")
     parser.add_argument("--json", type=Path, help="write what was measured into this file")
