@@ -69,6 +69,7 @@ def _matrix(m: int, n: int, dtype: Any, routine: str, sharding: Any) -> Any:
         low, high = jnp.broadcast_arrays(i, j)
         if routine != "gesv":
             low, high = jnp.minimum(low, high), jnp.maximum(low, high)
+
         def numbers(seed: int) -> Any:
             h = (high * jnp.uint32(2654435761)) ^ (low * jnp.uint32(40503) + jnp.uint32(seed))
             h = (h ^ (h >> 15)) * jnp.uint32(2246822519)

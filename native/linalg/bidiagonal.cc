@@ -51,7 +51,8 @@ LOCKSTEP_INLINE void pass(const ffi::Frame& frame, const std::int64_t& top) {
 
 LOCKSTEP_TYPES(pass, std::int64_t)
 
-// Calls LAPACK's lasq1; gives NaN where a number is not finite.
+// Calls LAPACK's bdsqr without vectors, which iterates by lasq1 and, should that not converge, by
+// QR; gives NaN where a number is not finite.
 template <typename T>
 void values_of(const T* diagonal, const T* right, T* values, int n) {
   const auto finite = [n](const T* x) {
@@ -61,7 +62,11 @@ void values_of(const T* diagonal, const T* right, T* values, int n) {
   std::vector<T> off(right, right + n), work(std::size_t{4} * off.size());
   if (n > 0) off.back() = 0;
   int info = finite(values) && finite(off.data()) ? 0 : 1;
-  if (info == 0) blas::of<T>().lasq1(&n, values, off.data(), work.data(), &info);
+  const int none = 0, one = 1;
+  T no_vectors = 0;
+  if (info == 0)
+    blas::of<T>().bdsqr("U", &n, &none, &none, &none, values, off.data(), &no_vectors, &one,
+                        &no_vectors, &one, &no_vectors, &one, work.data(), &info);
   if (info != 0) std::fill(values, values + n, std::numeric_limits<T>::quiet_NaN());
 }
 

@@ -21,7 +21,8 @@ using Trsm = void (*)(const char*, const char*, const char*, const char*, const 
                       const void*, const void*, const int*, void*, const int*);
 using Potrf = void (*)(const char*, const int*, void*, const int*, int*);
 using Getrf = void (*)(const int*, const int*, void*, const int*, int*, int*);
-using Lasq1 = void (*)(const int*, void*, void*, void*, int*);
+using Bdsqr = void (*)(const char*, const int*, const int*, const int*, const int*, void*, void*,
+                       void*, const int*, void*, const int*, void*, const int*, void*, int*);
 
 // The routines for one type; null until `lockstep_use_lapack`.
 struct Routines {
@@ -30,7 +31,7 @@ struct Routines {
   Trsm trsm;
   Potrf potrf;
   Getrf getrf;
-  Lasq1 lasq1;  // for the real type of a complex one
+  Bdsqr bdsqr;  // for the real type of a complex one
 };
 
 // The routines of float, double and their complex types.

@@ -88,9 +88,11 @@ inline void plain_getrf(const int* m, const int* n, double* a, const int* stride
   }
 }
 
-// What lasq1 finds is LAPACK's: here only that it gets both vectors, and memory of its own.
-inline void sums_for_lasq1(const int* n, double* values, double* right, double* work, int* info) {
-  for (int i = 0; i < *n; ++i) values[i] = work[4 * i] = values[i] + right[i];
+// What bdsqr finds is LAPACK's: here only that it gets both vectors, and memory of its own.
+inline void sums_for_bdsqr(const char*, const int* n, const int*, const int*, const int*,
+                           double* values, double* right, void*, const int*, void*, const int*,
+                           void*, const int*, double* work, int* info) {
+  for (int i = 0; i < *n; ++i) values[i] = work[4 * i] = values[i] + (i + 1 < *n ? right[i] : 0);
   *info = 0;
 }
 
@@ -101,7 +103,7 @@ inline void use_plain_lapack() {
   functions[9] = reinterpret_cast<void*>(plain_trsm);
   functions[13] = reinterpret_cast<void*>(plain_potrf);
   functions[17] = reinterpret_cast<void*>(plain_getrf);
-  functions[21] = reinterpret_cast<void*>(sums_for_lasq1);
+  functions[21] = reinterpret_cast<void*>(sums_for_bdsqr);
   lockstep_use_lapack(functions);
 }
 

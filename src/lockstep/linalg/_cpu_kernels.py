@@ -58,7 +58,11 @@ _OF_SCIPY = (
         "sgetrf dgetrf cgetrf zgetrf",
         rb"void \(int \*, int \*, \w+ \*, int \*, int \*, int \*\)",
     ),
-    ("cython_lapack", "slasq1 dlasq1 slasq1 dlasq1", rb"void \(int \*(, \w+ \*){3}, int \*\)"),
+    (
+        "cython_lapack",
+        "sbdsqr dbdsqr sbdsqr dbdsqr",
+        rb"void \(char \*(, int \*){4}(, \w+ \*){3}(, int \*, \w+ \*){3}, int \*\)",
+    ),
 )
 """Module, routines for f32, f64, c64 and c128, and their signature."""
 
@@ -184,7 +188,7 @@ def bidiagonal_pass(
 
 def bidiagonal_values(diagonal: jax.Array, right: jax.Array) -> jax.Array:
     """The singular values (n,), descending, of the bidiagonal matrix with this diagonal and, right
-    of it, ``right`` (n,), whose last element is not read. By LAPACK's lasq1."""
+    of it, ``right`` (n,), whose last element is not read. By LAPACK's bdsqr."""
     return _call("bidiagonal_values", _like(diagonal, len(diagonal)), diagonal, right)
 
 
