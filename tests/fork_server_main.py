@@ -55,10 +55,10 @@ def _serve(requests: socket.socket) -> None:
     before = dict(os.environ)
     from lockstep.bootstrap import late_imports
     from lockstep.launch import worker_command
-    from lockstep.processes import process_start, program
+    from lockstep.processes import process_start
 
     process_start.subprocess = _with(subprocess, Popen=_Popen)
-    program.os = worker_command.os = _with(os, execve=_execve)
+    worker_command.os = _with(os, execve=_execve)
     added_to_path = _python_path(before)
     _ready["path"] = [folder for folder in sys.path if folder not in added_to_path]
     _ready.update(of_jax=_settings_of_jax(), environ=before)
@@ -156,25 +156,29 @@ class _Popen:
     def __init__(
         self,
         command: Sequence[str],
-        stdin: int | None,
-        stdout: int,
-        stderr: int,
-        env: Mapping[str, str],
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        env: Mapping[str, str] = os.environ,
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
+        process_group: int | None = None,
+        close_fds: bool = True,
         preexec_fn: Callable[[], object] = lambda: None,
     ) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         self.returncode: int | None = None
         self.pid = os.fork()
+        if process_group is not None:
+            with contextlib.suppress(OSError):  # each of the two processes is the first to do it
+                os.setpgid(self.pid, process_group)
         if self.pid:
             return
         try:
             signal.set_wakeup_fd(-1)
-            special = {None: 0, subprocess.DEVNULL: os.open(os.devnull, os.O_RDWR)}
             for fd, source in enumerate((stdin, stdout, stderr)):
-                os.dup2(special.get(source, source or 0), fd)
+                os.dup2(fd if source is None else source, fd)
             for fd in pass_fds:
                 os.set_inheritable(fd, True)
             if start_new_session:

@@ -49,7 +49,6 @@ GOOD = [
     ("LOCKSTEP_RUN_DIR", "/some/where", "/some/where"),
     ("LOCKSTEP_ATTEMPT", "2", 2),
     ("LOCKSTEP_AGENT", "5", 5),
-    ("LOCKSTEP_RESTART_LINE", "7", 7),
     ("LOCKSTEP_HOST_ID", "this one", "this one"),
     ("LOCKSTEP_KEY_FILE", "/home/me/key", "/home/me/key"),
     ("LOCKSTEP_KEY_FILE", "", ""),
@@ -105,7 +104,6 @@ BAD = [
     ("LOCKSTEP_RECORD", "off", "0 or 1"),
     ("LOCKSTEP_ATTEMPT", "first", WHOLE),
     ("LOCKSTEP_AGENT", "-1", WHOLE),
-    ("LOCKSTEP_RESTART_LINE", "-1", WHOLE),
 ]
 
 

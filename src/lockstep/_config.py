@@ -203,8 +203,6 @@ class Config:
     agent: int | None = _variable("LOCKSTEP_AGENT", natural)
     """The descriptor of a process's socket to its agent."""
     attempt: int = _variable("LOCKSTEP_ATTEMPT", natural, 0)
-    restart_line: int | None = _variable("LOCKSTEP_RESTART_LINE", natural)
-    """The descriptor of an agent's connection to the agent of process 0, with --max-restarts."""
     host_id: str | None = _variable("LOCKSTEP_HOST_ID", _text)
     """Overrides the host's identity: processes that differ in it share no memory."""
     key_file: str | None = _variable("LOCKSTEP_KEY_FILE", _path)

@@ -24,9 +24,9 @@ from lockstep.hosts.agent_attempts import AgentAttempts
 from lockstep.hosts.agent_messages import Ended
 from lockstep.hosts.checks import network_probe
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
-from lockstep.hosts.supervisor_line import SupervisorLine
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.program import GRACE_AFTER_SIGTERM
+from worker.supervised import Line
 
 KEY = b"k" * 32
 TIMEOUT = 60.0
@@ -53,8 +53,9 @@ class Joined:
             raise LookupError("a fault of the supervisor")
         self.ended.append(ended)
 
-    def line(self, process: int) -> SupervisorLine:
-        return SupervisorLine.connect(f"127.0.0.1:{self.port}", "job", KEY, process, TIMEOUT)
+    def line(self, process: int) -> Line:
+        made = network_probe.connect("127.0.0.1", self.port, "job", KEY, TIMEOUT)
+        return Line(made, process)
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         end = time.monotonic() + TIMEOUT

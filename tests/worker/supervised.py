@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.hosts import joining
-from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
+from lockstep.hosts.worker_agent import Attempt, WorkerAgent
+from lockstep.launch import worker_job
 from processes import free_port
 from support import wait_until
 
@@ -38,6 +39,25 @@ NO_WAIT = """
 from lockstep.hosts import lease
 lease.Answers.may_run_until = property(lambda answers: 0.0)
 """
+
+
+class Line(WorkerAgent):
+    """An agent without a program, which notes the signals that one would get."""
+
+    got: Sequence[int] = ()
+
+    def on_signal(self, number: int) -> None:
+        self.got = [*self.got, number]
+
+    def signals(self) -> Sequence[int]:
+        """The signals that have arrived."""
+        self.turn(0.0)
+        return self.got
+
+    def close(self) -> None:
+        """The supervisor takes this agent for lost."""
+        assert self.channel
+        self.channel.close()
 
 
 class Job:
@@ -67,9 +87,9 @@ class Job:
         assert self.process.stdout
         self.has_started = bool(self.process.stdout.readline())
 
-    def line(self, process: int, key: bytes = KEY, timeout: float = 30.0) -> SupervisorLine:
-        same = joining.same_on_all(None)
-        return SupervisorLine.connect(f"127.0.0.1:{self.port}", "job", key, process, timeout, same)
+    def line(self, process: int, key: bytes = KEY, timeout: float = 30.0) -> Line:
+        made = worker_job.reach(f"127.0.0.1:{self.port}", "job", key, process, timeout)
+        return Line(made, process, joining.same_on_all(None))
 
     def end(self) -> str:
         """What it has reported."""
@@ -79,14 +99,14 @@ class Job:
 Start = Callable[..., Job]
 
 
-def started(line: SupervisorLine) -> Attempt:
+def started(line: Line) -> Attempt:
     """The attempt, once it starts, as all processes have it: without the number of this one."""
     attempt = line.wait_for_start()
     assert attempt
     return attempt._replace(process_id=0)
 
 
-def begin(lines: list[SupervisorLine]) -> list[Attempt]:
+def begin(lines: list[Line]) -> list[Attempt]:
     """All wait for the start at the same time."""
     found: list[Attempt] = []
     threads = [
@@ -100,19 +120,19 @@ def begin(lines: list[SupervisorLine]) -> list[Attempt]:
 
 
 def ended(
-    line: SupervisorLine, status: int, stopped: bool = False, record: ErrorRecord | None = None
+    line: Line, status: int, stopped: bool = False, record: ErrorRecord | None = None
 ) -> None:
     line.ended(Exit.of(status), record, stopped, False)
 
 
-def finish_well(lines: list[SupervisorLine]) -> None:
+def finish_well(lines: list[Line]) -> None:
     """The job ends without a failure."""
     for line in lines:
         ended(line, 0)
     assert [line.decision(TIMEOUT) for line in lines] == [False] * len(lines)
 
 
-def wait_for_signal(line: SupervisorLine) -> None:
+def wait_for_signal(line: Line) -> None:
     """The supervisor has the program of ``line`` stopped, since another one has failed."""
     wait_until(lambda: signal.SIGINT in line.signals(), "SIGINT")
     assert not line.is_lost

@@ -10,36 +10,31 @@ TIMEOUT = 60.0
 AGENT = r"""
 import os, signal, sys
 from pathlib import Path
-from lockstep.processes.program import Program, block_signals, start
+from lockstep.hosts.worker_agent import WorkerAgent
+from lockstep.processes.program import Program, block_signals
 
 folder, program = Path(sys.argv[1]), sys.argv[2]
 
 
-class Supervisor:
+class Agent(WorkerAgent):
     # Another program has failed meanwhile.
-    is_lost = False
-
-    def __init__(self):
-        self.sent = []
-
-    def left(self, runs):
-        return 60.0
-
-    def signals(self):
-        if (folder / "saves").exists() and not self.sent:
-            self.sent = [signal.SIGINT, signal.SIGKILL]
+    def turn(self, longest):
+        super().turn(min(longest, 0.05))
+        if (folder / "saves").exists() and not (folder / "sent").exists():
+            self.on_signal(signal.SIGINT)
+            self.on_signal(signal.SIGKILL)
             (folder / "sent").touch()
-            return self.sent
         if (folder / "runs").exists() and not (folder / "asked").exists():
             (folder / "asked").touch()
             os.kill(os.getpid(), signal.SIGTERM)
-        return []
 
 
+agent = Agent(grace=60.0)
 handled, blocked = block_signals()
-pid = start([sys.executable, "-c", program, str(folder)], lambda: os.environ, False, blocked, None)
-found = Program(pid, False, folder, Supervisor(), 1.0)
-print(found.wait(handled, 60.0), found.was_stopped, found.asked_to_end, found.was_killed)
+agent.listen(handled)
+command = [sys.executable, "-c", program, str(folder)]
+found = Program(command, os.environ, blocked, folder, -1, False)
+print(agent.wait_for_end(found), found.was_stopped, found.asked_to_end, found.was_killed)
 """
 SAVES = r"""
 import signal, sys, time

@@ -17,7 +17,7 @@ import pytest
 from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.hosts.checks import network_probe
-from lockstep.hosts.supervisor_line import Attempt
+from lockstep.hosts.worker_agent import Attempt
 from support import wait_until
 from worker.supervised import (
     KEY,

@@ -6,7 +6,8 @@ one on each host, and the agent starts the processes:
     host_list, allocation                  which hosts; on a batch system, those of the allocation
     starters                               the command that starts an agent there: ssh, srun
     fleet, connection                      all agents, and the connection to each
-    host_agent, host_attempt               the agent itself, and its processes in one attempt
+    agent, host_agent, host_attempt        the agent: its loop, what it serves, and its processes
+                                           in one attempt
     several_hosts                          the hosts of a job over all its attempts
     remote_processes, remote_process       the processes, as the launcher sees them
     returning_hosts, host_changes          hosts that are lost, and come back
@@ -16,8 +17,9 @@ one on each host, and the agent starts the processes:
 
 Under ``lockstep worker`` a cluster's launcher starts the agents, each the parent of one program:
 
-    worker_agent                           the agent itself
-    supervisor_line, joined_agents         the connection to the supervisor: its two sides
+    agent, worker_agent, worker_attempt    the agent: its loop, what it obeys, and its program in
+                                           one attempt
+    joined_agents                          all agents, as the supervisor sees them
     agent_messages                         what an agent sends over it
     agent_attempts, agent_processes        all attempts, and the programs of one, as the
                                            supervisor sees them

@@ -76,7 +76,6 @@ class Connection:
         self._pause = 0.0
         """The longest time between two calls of `tick`: the launcher stood still meanwhile."""
         self._selector: selectors.BaseSelector | None = None
-        self._writing = False
         self._on_message: OnMessage = lambda connection, message: None
         self._on_loss: OnLoss = lambda connection: None
         try:
@@ -99,7 +98,7 @@ class Connection:
             selector.register(self._channel.reads, selectors.EVENT_READ, self._read)
             if self._stderr_fd >= 0:
                 selector.register(self._stderr_fd, selectors.EVENT_READ, self._read_stderr)
-            self._register_writing()
+            self._channel.write_by(selector)
 
     def detach(self) -> None:
         """Leaves the selector. What arrives meanwhile waits for the next `attach`."""
@@ -107,7 +106,7 @@ class Connection:
             for fd in (self._channel.reads, self._channel.writes, self._stderr_fd):
                 with contextlib.suppress(KeyError, ValueError):
                     self._selector.unregister(fd)
-        self._selector, self._writing = None, False
+        self._selector = None
 
     def tick(self, now: float) -> None:
         """Sends a sign of life when one is due, and notices a host that answers nothing."""
@@ -193,22 +192,12 @@ class Connection:
         """Sends a message, as soon as the connection takes it. Nothing happens once it is lost."""
         if not self.lost:
             self._channel.send(kind, body, **values)
-            self._register_writing()
+            if self._selector is not None:
+                self._channel.write_by(self._selector)
 
     @property
     def backlog(self) -> int:
         return self._channel.backlog
-
-    def _register_writing(self) -> None:
-        if self._selector is not None and self._channel.backlog and not self._writing:
-            self._writing = True
-            self._selector.register(self._channel.writes, selectors.EVENT_WRITE, self._write)
-
-    def _write(self) -> None:
-        self._channel.write_some()
-        if not self._channel.backlog and self._selector is not None:
-            self._writing = False
-            self._selector.unregister(self._channel.writes)
 
     # What is known of the host
 

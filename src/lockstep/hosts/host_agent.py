@@ -5,10 +5,9 @@ stdout (`lockstep.system.channel`). It has a guard (`guard`), so a kill -9 of ei
 processes leaves nothing running. It ends, with all that it has started, when its input ends or when
 its lease is over (`lease`): the launcher was killed, or the network is cut.
 
-One thread runs one loop over one selector, as in the launcher's supervisor; each check before a
-start has a thread. The processes are the same `ChildProcess`es as on one host; what the supervisor
-does with them there (output, recorded errors, exits), the agent reports in messages, with times of
-its own clock.
+The loop is that of `agent`; each check before a start has a thread. The processes are the same
+`ChildProcess`es as on one host; what the supervisor does with them there (output, recorded errors,
+exits), the agent reports in messages, with times of its own clock.
 
 Messages of the launcher, and what is answered: ``ping`` (``pong``), ``reserve`` (``reserved``),
 the checks of `agent_checks`,
@@ -21,24 +20,22 @@ from __future__ import annotations
 
 import os
 import platform
-import selectors
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep import __version__
 from lockstep._errors import LaunchError, LockstepError
-from lockstep.hosts import lease
+from lockstep.hosts.agent import Agent
 from lockstep.hosts.checks import agent_checks
 from lockstep.hosts.host_attempt import HostAttempt
 from lockstep.processes import failed_runs, guard, run_dir
 from lockstep.processes.preload import Preloaded
 from lockstep.system import port_reservation, process_tree, signal_pipe
-from lockstep.system.channel import GREETING, Channel, ChannelError, Message
+from lockstep.system.channel import GREETING, Channel, Message
 
 
 def main() -> int:
@@ -75,24 +72,20 @@ def _private_descriptors() -> tuple[int, int]:
     return reads, writes
 
 
-class HostAgent:
+class HostAgent(Agent):
     """Does what the launcher's messages say."""
 
     def __init__(self, channel: Channel, lifeline: int, folder: Path) -> None:
-        self.channel = channel
-        self.selector = selectors.PollSelector()
-        self.folder = folder
-        """The private directory of this host's processes."""
+        """``folder``: the private directory of this host's processes."""
+        super().__init__(channel)
+        self._folder = folder
         self._lifeline = lifeline
-        self.lease = lease.Lease(lease.clock())
-        self.preloaded = Preloaded()
-        self._writing = False
+        self._preloaded = Preloaded()
         self._over = False
         self._reservations: list[Any] = []
         self._attempt: HostAttempt | None = None
         self._checks = agent_checks.AgentChecks()
         self._actions: dict[str, Callable[[Message], None]] = {
-            "ping": self._on_ping,
             "reserve": self._on_reserve,
             "start": self._on_start,
             **dict.fromkeys(agent_checks.ANSWERS, self._on_check),
@@ -103,7 +96,9 @@ class HostAgent:
         self._listen()
         self.send("hello", **facts())
         while not self._over:
-            self._turn()
+            self.turn(self._attempt.longest_turn if self._attempt else 1.0)
+            if self._attempt:
+                self._attempt.after_turn()
         return 0
 
     def _listen(self) -> None:
@@ -116,64 +111,28 @@ class HostAgent:
 
         self.watch(wake, on_signals)
         self.watch(self._lifeline, self._on_end_of_guard)
-        self.watch(self.channel.reads, self._read)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
-    # The loop
-
-    def watch(self, fd: int, action: Callable[[], object]) -> None:
-        """Calls ``action`` whenever ``fd`` is readable."""
-        self.selector.register(fd, selectors.EVENT_READ, action)
-
-    def _turn(self) -> None:
-        longest = self._attempt.longest_turn if self._attempt else 1.0
-        left = self.lease.left(self._runs, lease.clock())
-        for key, _ in self.selector.select(max(0.0, min(longest, left))):
-            key.data()
-        if self.lease.left(self._runs, lease.clock()) <= 0:
-            self._leave(lease.over(self._runs))
-        if self._attempt:
-            self._attempt.after_turn()
-
     @property
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
         return self._attempt is not None and self._attempt.runs
 
-    def send(self, kind: str, body: bytes = b"", **values: Any) -> None:
-        self.channel.send(kind, body, **values)
-        if self.channel.backlog and not self._writing:
-            self._writing = True
-            self.selector.register(self.channel.writes, selectors.EVENT_WRITE, self._write)
+    # The end
 
-    def _write(self) -> None:
-        self.channel.write_some()
-        if not self.channel.backlog:
-            self._writing = False
-            self.selector.unregister(self.channel.writes)
+    def on_loss(self, why: str) -> None:
+        if why:
+            self._leave(why)
+        self._end()
 
-    def _read(self) -> None:
-        try:
-            messages = self.channel.receive()
-        except ChannelError as error:
-            self._leave(str(error))
-            return
-        self.lease.heard(lease.clock())
-        for message in messages:
-            if action := self._actions.get(message.kind):
-                action(message)
-            elif self._attempt:
-                self._attempt.on_message(message)
-            else:
-                self._answer_without_attempt(message)
-        if self.channel.closed:
-            self._end()
+    def on_lease_over(self, why: str) -> None:
+        self._leave(why)
 
     def _leave(self, why: str) -> None:
         """Ends as `_end` does, and tells the cause: to the launcher, which does not know it, and on
         this host, because the launcher may be out of reach."""
         if not self._over:
             self.send("leaving", why=why)
-            what = self._attempt.words if self._attempt and self._runs else "no processes"
+            what = self._attempt.words if self._attempt and self.runs else "no processes"
             self._end()
             failed_runs.log_end(f"the agent has ended, with {what}: {why}")
 
@@ -198,9 +157,13 @@ class HostAgent:
 
     # Messages
 
-    def _on_ping(self, message: Message) -> None:
-        answer = self.lease.answer(message.head, lease.clock())
-        self.send("pong", **answer, at=time.monotonic_ns())
+    def on_message(self, message: Message) -> None:
+        if action := self._actions.get(message.kind):
+            action(message)
+        elif self._attempt:
+            self._attempt.on_message(message)
+        else:
+            self._answer_without_attempt(message)
 
     def _on_reserve(self, message: Message) -> None:
         """Takes a port of the address for JAX's coordination service, and holds it."""
@@ -242,10 +205,10 @@ class HostAgent:
     def _on_start(self, message: Message) -> None:
         if self._attempt:
             self._attempt.close()
-            process_tree.end_all(self.preloaded.pids)
+            process_tree.end_all(self._preloaded.pids)
         self._attempt = None
         try:
-            self._attempt = HostAttempt(self, message.head)
+            self._attempt = HostAttempt(self, message.head, self._folder, self._preloaded)
         except LockstepError as error:  # a variable of this host's environment, say
             attempt, process = message.head["attempt"], message.head["first"]
             self.send("not_started", attempt=attempt, process=process, why=str(error))

@@ -7,18 +7,20 @@ import contextlib
 import dataclasses
 import os
 import selectors
+import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._words import processes
 from lockstep.hosts import host_network, host_records
+from lockstep.hosts.agent import Agent
 from lockstep.hosts.checks import address_choice
-from lockstep.hosts.lease import Lease, clock
+from lockstep.hosts.lease import clock
 from lockstep.hosts.relay import KINDS, Relay
 from lockstep.nccl import gpus
 from lockstep.processes import cpu_affinity
@@ -34,7 +36,7 @@ from lockstep.processes.local_processes import (
 )
 from lockstep.processes.preload import Preloaded, PreloadError
 from lockstep.system import process_tree
-from lockstep.system.channel import Channel, Message
+from lockstep.system.channel import Message
 from lockstep.system.interfaces import interfaces
 from lockstep.system.oom import OomKills
 
@@ -43,24 +45,6 @@ MAX_BACKLOG = 1 << 20
 _CHUNK = 1 << 16
 STDOUT, STDERR = "stdout", "stderr"
 _DONE = object()
-
-
-class Agent(Protocol):
-    """What an attempt uses of its agent."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def selector(self) -> selectors.BaseSelector: ...
-    @property
-    def channel(self) -> Channel: ...
-    @property
-    def lease(self) -> Lease: ...
-    @property
-    def preloaded(self) -> Preloaded: ...
-
-    def watch(self, fd: int, action: Callable[[], object]) -> None: ...
-    def send(self, kind: str, body: bytes = b"", **values: Any) -> None: ...
 
 
 @dataclasses.dataclass
@@ -80,11 +64,15 @@ class HostAttempt:
     carries the number of the attempt.
     """
 
-    def __init__(self, agent: Agent, order: Mapping[str, Any]) -> None:
-        """``order`` is the launcher's message: see `several_hosts.SeveralHosts`."""
+    def __init__(
+        self, agent: Agent, order: Mapping[str, Any], folder: Path, preloaded: Preloaded
+    ) -> None:
+        """``order`` is the launcher's message: see `several_hosts.SeveralHosts`. ``preloaded``
+        outlives the attempts."""
         self._agent = agent
         self._order = order
-        self._job = _spec(order, agent.folder)
+        self._preloaded = preloaded
+        self._job = _spec(order, folder)
         self._members: list[ChildProcess] = []
         self._outputs: list[_Output] = []
         self._reported: set[int] = set()
@@ -96,7 +84,9 @@ class HostAttempt:
         self._waits = False
         """Whether the start waits for the imports of ``--preload``."""
         self._oom_kills = OomKills()
-        self._network: host_network.HostNetwork | None = None
+        self._network: socket.socket | None = None
+        """To the host's agent in the network between hosts, until the first process has it."""
+        self._network_pid = -1
         self._relay = Relay(agent.selector, self._send, {})
         self._sent: host_records.Sent = {}
         self._stdin = self._stdin_there = -1
@@ -163,8 +153,10 @@ class HostAttempt:
             self._agent.watch(self._bell, self._on_recorded_error)
             self._relay.listen(self._job.run_dir, map(str, self._order["relayed"]))
             if self._order["network"]:
-                self._network = host_network.start(self._job)
-            while not self._agent.preloaded.is_ready(self._job) and not self._is_stopped:
+                ours, self._network = socket.socketpair()
+                first = self._job.config_of(self._job.first)
+                self._network_pid = host_network.start(ours, self._job.run_dir, first)
+            while not self._preloaded.is_ready(self._job) and not self._is_stopped:
                 self._waits = True
                 yield
             self._waits = False
@@ -177,16 +169,16 @@ class HostAttempt:
         except (OSError, subprocess.SubprocessError, PreloadError) as error:
             self._send("not_started", process=process_id, why=not_started(error))
         if self._network:
-            self._network.handed_over()
+            self._network.close()
 
     def _start(self, process_id: int) -> None:
         variables, inherited = {}, []
         if self._network and process_id == self._job.first:
-            variables["LOCKSTEP_AGENT"] = str(self._network.fd)
-            inherited.append(self._network.fd)
+            variables["LOCKSTEP_AGENT"] = str(self._network.fileno())
+            inherited.append(self._network.fileno())
         stdin = self._stdin_there if process_id == 0 else 0
         try:
-            start = self._agent.preloaded.starter(self._job)
+            start = self._preloaded.starter(self._job)
             process = ChildProcess(self._job, process_id, variables, inherited, stdin, start)
         finally:
             if process_id == 0:
@@ -222,6 +214,7 @@ class HostAttempt:
             self._work.popleft()
         if self._sweep_until is not None:
             self._go_on_sweeping(self._sweep_until)
+        assert self._agent.channel
         reads = not self._held and self._agent.channel.backlog <= MAX_BACKLOG
         if reads != self._reading:
             self._reading = reads
@@ -296,13 +289,13 @@ class HostAttempt:
 
     def _begin_sweep(self) -> None:
         """Ends what the processes have left running, after some time to end by itself."""
-        if self._network:
-            self._network.end()
+        if self._network_pid >= 0:
+            process_tree.kill({self._network_pid})
         end_coordination(self._job)
         self._sweep_until = time.monotonic() + LEFTOVER_GRACE
 
     def _go_on_sweeping(self, until: float) -> None:
-        spared = self._agent.preloaded.pids
+        spared = self._preloaded.pids
         left = process_tree.descendants(spared)
         if left and time.monotonic() < until:
             return

@@ -4,7 +4,7 @@ A cluster's launcher has started them, one for each process, and each is the par
 The agent of process 0 has a child that runs the supervisor of ``lockstep run``
 (`lockstep.launch.worker_job`). It listens on the job's coordinator address; JAX's coordination
 service gets a free port of that host for each attempt, so late messages of an earlier attempt reach
-nothing. Each agent keeps a connection for the whole job (`supervisor_line`):
+nothing. Each agent keeps a connection for the whole job (`worker_agent`):
 
     agent       ready (process, host, same)    it can start its program; `same` has to be equal on
                                                all hosts (`joining`)
@@ -247,7 +247,7 @@ class JoinedAgents:
                 continue
             if ping := agent.answers.ping(now, time.monotonic_ns()):
                 agent.channel.send("ping", **ping)
-            # Between two attempts an agent executes itself, and reads nothing for a while.
+            # Between two attempts an agent ends what its program has left, and reads nothing.
             if agent.answers.is_silent(now, agent.runs):
                 limit = lease.SILENCE_SECONDS if agent.runs else lease.IDLE_SECONDS
                 self.lose(agent, f"it has answered nothing for {limit:g} s")

@@ -1,11 +1,8 @@
-"""The agent: the parent process of the program under ``lockstep worker``.
+"""The agent of ``lockstep worker``: the parent process of one program.
 
 It does not run JAX, so it works when the program is dead, stopped or stuck, and as the parent it
-receives the program's exit status. It writes this status for the other processes of its host. In a
-job of several hosts, one agent of each host answers requests of the others
-(`lockstep.watchdog.agent_network`). The cluster's launcher sees the agent as the program: the agent
-forwards signals, and ends with the program's status. After a failure it first gives the other
-processes time to end.
+receives the program's exit status. The cluster's launcher sees the agent as the program: the agent
+forwards signals, and ends with the program's status (`worker_attempt`).
 
 The program has a process group of its own, so that a signal to the launcher's group reaches it
 once, by way of the agent. If the agent is killed, its guard decides whether the program goes on
@@ -28,253 +25,197 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import resource
-import shutil
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
-from lockstep import _run_files
-from lockstep._errors import RecordError
-from lockstep.flight_recorder import format, run_records
-from lockstep.processes import failed_runs, program_guard
+from lockstep._errors import LaunchError
+from lockstep._run_files import ErrorRecord, Exit
+from lockstep.hosts import lease
+from lockstep.hosts.agent import Agent
+from lockstep.hosts.agent_messages import Ended, Ready
 from lockstep.processes.console import complain
-from lockstep.processes.host_dir import HostDir
-from lockstep.processes.program import (
-    GRACE,
-    GRACE_AFTER_SIGTERM,
-    STOPS,
-    Program,
-    block_signals,
-    has_terminal,
-    start,
-)
-from lockstep.system import fd_limit, process_tree
-from lockstep.system.oom import OomKills
+from lockstep.processes.program import GRACE, GRACE_AFTER_SIGTERM, STOPS, Program
+from lockstep.processes.stop_plan import FAILURE
+from lockstep.system import signal_pipe
+from lockstep.system.channel import Channel, Message
 
-if TYPE_CHECKING:
-    from lockstep.hosts.supervisor_line import SupervisorLine
-    from lockstep.watchdog.agent_network import AgentNetwork
-
-_TURN_SECONDS = 0.02
-_LAST_SECONDS = 0.5
-_REPORT_SECONDS = 5.0
-"""How long the supervisor may take to report, when the programs have ended."""
+_FLUSH_SECONDS = 15.0
+LOST = "the agent of process 0 has ended"
 
 
-def run(
-    arguments: Sequence[str],
-    environ_with: Callable[[int], Mapping[str, str]],
-    host_dir: HostDir,
-    process: int,
-    log_dir: Path | None,
-    grace: float | None,
-    line: SupervisorLine | None = None,
-) -> bool:
-    """Starts the program, and ends with its status, at most ``grace`` seconds later.
+class Attempt(NamedTuple):
+    """An attempt, and the place of a process in it."""
 
-    Returns where ``line`` says that the job starts again; else it ends this process.
+    attempt: int
+    """Its number."""
+    coordinator: str
+    process_id: int
+    num_processes: int
 
-    ``grace`` is the value of ``--grace``. Without it the program gets 25 s after SIGTERM, since it
-    may have to save something large, and the other processes get 5 s after a failure.
 
-    ``environ_with`` makes the program's environment from its descriptor of the socket to the agent.
-    Raises `LaunchError` when the program cannot be started.
+class WorkerAgent(Agent):
+    """The agent of one program, in all attempts of its job.
+
+    With a connection it obeys the supervisor of ``--max-restarts``: `joined_agents` is the other
+    side, and has the messages.
     """
-    handled, blocked = block_signals()
-    supervisor: set[int] = set()
-    if line is not None:
-        process_tree.adopt_orphans()
-        supervisor = process_tree.descendants()  # of process 0 only; it outlives the attempts
-    ooms = OomKills()
-    ours, theirs = socket.socketpair()
-    os.set_inheritable(theirs.fileno(), True)
-    shares_group = has_terminal()
-    guard = None if shares_group else program_guard.start(host_dir.held, line is not None)
-    pid = start(arguments, lambda: environ_with(theirs.fileno()), shares_group, blocked, guard)
-    theirs.detach()
-    kept_open = {ours.fileno(), host_dir.held, line.fd if line else -1}
-    if guard is not None:
-        guard.watch(pid)
-        kept_open.add(guard.lifeline)
-    fd_limit.close_all_but(kept_open)
-    # A late import, so that the program starts earlier.
-    from lockstep.watchdog.agent_network import AgentNetwork
 
-    network = AgentNetwork(ours, host_dir.path)
-    after_failure = GRACE if grace is None else grace
-    program = Program(pid, shares_group, host_dir.path, line, after_failure)
-    after_sigterm = GRACE_AFTER_SIGTERM if grace is None else grace
-    exit_code = program.wait(handled, after_sigterm)
-    if guard is not None:
-        guard.dismiss()
-    ending = _run_files.Exit.of(exit_code, pid, _reason(program, exit_code, ooms))
-    if line and program.lease_is_over:
-        complain(f"process {process} was killed: {line.over(runs=True)}")
-    elif program.was_killed and (line is None or program.was_stopped or line.is_lost):
-        _tell_of_kill(process, program, after_sigterm, after_failure)
-    if line is None:
-        _publish_exit(host_dir, ending, network, handled, after_failure)
-    else:
-        # The supervisor ends with this process, and reports when the other programs have ended.
-        stays = after_sigterm + _REPORT_SECONDS if process == 0 else 0.0
-        again = _ends_attempt(host_dir, ending, network, handled, line, program, stays)
-        # The program may have left some running, which hold the launcher's pipes.
-        process_tree.end_all(supervisor)
-        if again:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            return True
-    leave(host_dir, log_dir, exit_code)
-    _end_as(exit_code)
+    supervisor = "the agent of process 0"
 
+    def __init__(
+        self,
+        connection: socket.socket | None = None,
+        process: int | None = None,
+        same: Mapping[str, str] = MappingProxyType({}),
+        grace: float | None = None,
+    ) -> None:
+        """``process``: None until the supervisor gives it a number; ``same``: see `Ready`.
 
-def _tell_of_kill(
-    process: int, program: Program, after_sigterm: float, after_failure: float
-) -> None:
-    why = f"it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
-    if not program.was_stopped:
-        lost = "the agent of process 0 has ended"
-        why = f"{lost}, and it had not ended {after_failure:g} s later (--grace)"
-    complain(f"process {process} was killed: {why}")
+        ``grace`` is the value of ``--grace``. Without it the program gets 25 s after SIGTERM, since
+        it may have to save something large, and the other processes get 5 s after a failure.
+        """
+        channel = None
+        if connection:
+            fd = connection.detach()
+            channel = Channel(fd, os.dup(fd))  # a selector watches each side of it
+        super().__init__(channel)
+        self.process, self._same = process, same
+        self.grace = GRACE if grace is None else grace
+        self.grace_after_sigterm = GRACE_AFTER_SIGTERM if grace is None else grace
+        self.fds = {channel.reads, channel.writes} if channel else set[int]()
+        """The descriptors that it needs."""
+        self.is_lost = False
+        """Whether the supervisor has ended without a last word."""
+        self.leaves = False
+        """Whether a signal has come that stops the job, since the program has ended."""
+        self._handled: Collection[int] = ()
+        self._program: Program | None = None
+        """The program, while it runs."""
+        self._attempt: Attempt | None = None
+        self._starts_again = False
+        self._over = ""
+        """Why no attempt follows; "": not known yet."""
+        self._ends_well = False
 
+    def listen(self, handled: Collection[int]) -> None:
+        """Forwards these signals, which are blocked, to the program while it runs."""
+        if not self._handled:
+            self._handled = handled
+            fd = signal_pipe.open_blocked(handled)
+            self.fds.add(fd)
+            self.watch(fd, self._on_signals)
 
-def _ends_attempt(
-    host_dir: HostDir,
-    ending: _run_files.Exit,
-    network: AgentNetwork,
-    handled: set[signal.Signals],
-    line: SupervisorLine,
-    program: Program,
-    stays: float,
-) -> bool:
-    """Reports to the supervisor how the program ended; returns whether the job starts again.
+    @property
+    def runs(self) -> bool:
+        return self._program is not None
 
-    ``stays``: seconds that an agent which was asked to end waits for the end of the others.
-    """
-    with contextlib.suppress(OSError):  # a full disk
-        ending.write(host_dir.folder)
-    record = _run_files.ErrorRecord.read(host_dir.folder)
-    line.ended(ending, record, program.asked_to_end, program.was_killed)
-    # An agent that was asked to end leaves; another may come in its place.
-    seconds = stays if program.asked_to_end else float("inf")
-    starts_again = _starts_again(line, handled, seconds) and not program.asked_to_end
-    network.leave()
-    return starts_again
+    @property
+    def left(self) -> float:
+        is_killed = self._program and self._program.lease_is_over
+        return float("inf") if is_killed else super().left
 
+    # What can happen
 
-def _starts_again(line: SupervisorLine, handled: set[signal.Signals], seconds: float) -> bool:
-    """Waits until all programs have ended, at most ``seconds``; a signal that stops the job ends
-    the wait."""
-    end = time.monotonic() + seconds
-    while (decision := line.decision(_TURN_SECONDS)) is None and time.monotonic() < end:
-        received = signal.sigtimedwait(handled, _TURN_SECONDS)
-        if received and received.si_signo in STOPS:
-            return False
-        if line.left(runs=False) <= 0:
-            complain(f"the agent has ended: {line.over(runs=False)}")
-            return False
-    return bool(decision)
+    def _on_signals(self) -> None:
+        while received := signal.sigtimedwait(self._handled, 0):
+            if self._program and not self._program.has_ended():
+                if received.si_signo != signal.SIGCHLD:
+                    self._program.pass_on(received, self.grace_after_sigterm)
+            else:
+                self.leaves |= received.si_signo in STOPS
 
+    def on_message(self, message: Message) -> None:
+        head = message.head
+        match message.kind:
+            case "number":
+                self.process = int(head["process"])
+                complain(f"{platform.node()} has joined the job as node {self.process}")
+            case "start" if not self.lease.is_good(lease.clock()):  # the order has arrived late
+                self._over = lease.over(True, self.supervisor)
+            case "start":
+                self._starts_again = False  # of the attempt before, which a spare has heard of
+                place = (int(head[name]) for name in ("process_id", "num_processes"))
+                self._attempt = Attempt(int(head["attempt"]), str(head["coordinator"]), *place)
+            case "signal":
+                self.on_signal(int(head["number"]))
+            case "again":
+                self._starts_again = True
+            case "over":
+                self._over, self._ends_well = str(head["why"]), bool(head["well"])
 
-def _publish_exit(
-    host_dir: HostDir,
-    ending: _run_files.Exit,
-    network: AgentNetwork,
-    handled: set[signal.Signals],
-    grace: float,
-) -> None:
-    """Publishes how the program ended; if others fail because of it, gives them time to end."""
-    # With exit code 0 a launcher does not end the job, but other hosts may not know of the exit.
-    unpublished = network.knows_others and not _has_left(host_dir.folder)
-    fails = ending.exit_code != 0 or unpublished
-    stays = host_dir.folder / _run_files.STAYS
-    with contextlib.suppress(OSError):
-        if fails and network.knows_others:
-            stays.touch()
-    with contextlib.suppress(OSError):  # a full disk
-        ending.write(host_dir.folder)
-    if fails:
-        _let_others_end(host_dir, network, handled, grace)
-    with contextlib.suppress(OSError):
-        stays.unlink()
-    network.leave()
+    def on_signal(self, number: int) -> None:
+        """The supervisor stops the program, since another one has failed."""
+        # After SIGTERM the program has the whole grace period, to save what it has.
+        if self._program and not self._program.was_stopped:
+            self._program.stop(number)
 
+    def on_loss(self, why: str) -> None:
+        """Without its supervisor it acts alone, as after a failure."""
+        assert self.channel
+        self.selector.unregister(self.channel.reads)
+        self.is_lost, self._over = True, self._over or LOST
+        if self._program and not self._program.was_stopped:
+            complain(f"{LOST}, so the program is asked to end")
+            self._program.end(FAILURE, self.grace)
 
-def _reason(program: Program, exit_code: int, ooms: OomKills) -> str | None:
-    if program.was_stopped and exit_code != 0:
-        return _run_files.STOPPED
-    return _run_files.OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
+    def on_lease_over(self, why: str) -> None:
+        if self._program:
+            self._program.end_lease()
+        elif not self._over:
+            self._over = why
+            if self._attempt:
+                complain(f"the agent has ended: {why}")
 
+    # An attempt
 
-def _has_left(folder: Path) -> bool:
-    """Whether the program has published its end through the engine, or never started it."""
-    try:
-        return (
-            run_records.read_record(_run_files.recorder_of(folder)).state
-            == format.ProcessState.ENDED
-        )
-    except (OSError, RecordError):
-        return True
+    def wait_for_start(self) -> Attempt | None:
+        """Reports that this process is ready, and waits for the others; None: the job has ended
+        well without it.
 
+        Raises `LaunchError` where the job cannot start.
+        """
+        self._attempt = None
+        ready = Ready(self.process, platform.node(), dict(self._same))
+        self.send("ready", **ready._asdict())
+        while not (self._attempt or self._over):
+            self.turn(float("inf"))
+        if self._over and not self._ends_well:
+            own = platform.node() if self.process is None else f"process {self.process}"
+            raise LaunchError(f"{own} was not started: {self._over}")
+        return self._attempt
 
-def _let_others_end(
-    host_dir: HostDir, network: AgentNetwork, handled: set[signal.Signals], grace: float
-) -> None:
-    """Waits until the other processes have ended, at most ``grace`` seconds.
+    def wait_for_end(self, program: Program) -> int:
+        """Forwards signals until the program has ended; its exit code, negative for a signal."""
+        self._program = program
+        while not program.has_ended():
+            self.turn(program.send_due())
+        self._program = None
+        assert program.exit_code is not None
+        return program.exit_code
 
-    Many launchers kill a job as soon as one of its processes has ended with a failure. Before that
-    the others should raise their errors, which need this agent's information, save their state, and
-    end with their own status.
-    """
-    end = time.monotonic() + grace
-    while (left := end - time.monotonic()) > 0:
-        network.meet_others()
-        if network.others_have_ended() and _all_ended(host_dir):
-            return
-        received = signal.sigtimedwait(handled, min(_TURN_SECONDS, left))
-        if received and received.si_signo in STOPS:
-            return
+    def ended(
+        self, ending: Exit, record: ErrorRecord | None, was_stopped: bool, was_killed: bool
+    ) -> None:
+        """Reports how the program has ended, and the error that it had recorded.
 
+        ``was_stopped``, ``was_killed``: see `Ended`.
+        """
+        assert self.process is not None
+        assert self.channel
+        ended = Ended(self.process, ending, record, was_stopped, was_killed)
+        self.send("exit", **ended.values(time.monotonic()))
+        # A long traceback does not fit into the socket, and the agent may be about to leave.
+        with contextlib.suppress(OSError):  # the supervisor is lost: `decision` finds that
+            self.channel.flush(_FLUSH_SECONDS)
 
-def _all_ended(host_dir: HostDir) -> bool:
-    """Whether the other programs have ended: those of this host, and the remote ones known here."""
-    others = set(host_dir.path.glob("attempt_*/process_*")) - {host_dir.folder}
-    ended = all((folder / _run_files.EXIT).exists() for folder in others)
-    return ended and not any((folder / _run_files.STAYS).exists() for folder in others)
-
-
-def leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
-    """Gives up the host's directory; the last agent keeps the records and removes it."""
-    if not host_dir.is_last():
-        # The launcher may kill the job when it sees a failure, so give the last agent time first.
-        end = time.monotonic() + _LAST_SECONDS
-        while exit_code != 0 and host_dir.path.exists() and time.monotonic() < end:
-            time.sleep(_TURN_SECONDS)
-        return
-    # Earlier attempts have failed, and are kept only where the last one has too.
-    last = host_dir.folder.parent.glob("process_*")
-    endings = [_run_files.Exit.read(path) for path in last]
-    if any(ending is None or ending.exit_code != 0 for ending in endings):
-        if words := failed_runs.kept(host_dir.path, log_dir):
-            where = "" if log_dir else f" (on {platform.node()}, for the processes of that host)"
-            with contextlib.suppress(OSError):
-                print(f"lockstep: {words}{where}", file=sys.stderr, flush=True)
-    shutil.rmtree(host_dir.path, ignore_errors=True)
-
-
-def _end_as(exit_code: int) -> NoReturn:
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    if exit_code < 0:
-        # The program has left its core file, if one is wanted.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to set
-            signal.signal(-exit_code, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        os.kill(os.getpid(), -exit_code)
-        os._exit(128 - exit_code)
-    os._exit(exit_code)
+    def decision(self, seconds: float) -> bool | None:
+        """Whether the job starts again; None: not decided within ``seconds``, or before a signal
+        that stops the job."""
+        end = time.monotonic() + seconds
+        while not (self._starts_again or self._over or self.leaves) and time.monotonic() < end:
+            self.turn(end - time.monotonic())
+        return self._starts_again or (False if self._over else None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import os
 import sys
@@ -19,7 +20,8 @@ from typing import NoReturn
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.bootstrap import cluster_env, rendezvous
-from lockstep.hosts import joining, node_range, worker_agent
+from lockstep.hosts import joining, node_range, worker_attempt
+from lockstep.hosts.worker_agent import WorkerAgent
 from lockstep.job import topology
 from lockstep.launch import options
 from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
@@ -56,34 +58,29 @@ def main(words: Sequence[str]) -> NoReturn:
         failed_runs.forget(log_dir, process)
     watched = is_watched(config, args.max_restarts)
     shared = _host_dir(before, config, bool(args.max_restarts)) if watched else None
-    line, attempt = None, None
+    agent = WorkerAgent(grace=args.grace)
     if args.max_restarts:
         # A late import: it is needed only there.
         from lockstep.launch import worker_job
 
-        name = run_name(before, config)
-        line, attempt = worker_job.join(config, shared, name, args)
-        if attempt is None and shared:
-            complain(f"process {line.process} has run nothing, as a spare: the job has ended well")
-            worker_agent.leave(shared, log_dir, 0)
-            sys.exit(0)
-        if log_dir and joins and attempt and attempt.attempt == 0:
-            failed_runs.forget(log_dir, attempt.process_id)
-    if shared:
-        own = dataclasses.replace(config, run_dir=str(shared.path))
-        if attempt:
-            own = dataclasses.replace(own, **attempt._asdict(), restart_line=None)
-            process = attempt.process_id
-
-        def environ_with(agent: int) -> dict[str, str]:
-            return _environ(before, dataclasses.replace(own, agent=agent), args)
-
-        worker_agent.run(arguments, environ_with, shared, process, log_dir, args.grace, line)
-        if line:
-            from lockstep.launch import worker_job
-
-            worker_job.start_again(line, shared, before, config)
-    os.execve(arguments[0], arguments, _environ(before, config, args))
+        agent = worker_job.join(config, shared, run_name(before, config), args)
+    if not shared:
+        os.execve(arguments[0], arguments, _environ(before, args, config))
+    own = dataclasses.replace(config, run_dir=str(shared.path))
+    while True:
+        if args.max_restarts:
+            attempt = agent.wait_for_start()
+            if attempt is None:
+                why = "the job has ended well"
+                complain(f"process {agent.process} has run nothing, as a spare: {why}")
+                worker_attempt.leave(shared, log_dir, 0)
+                sys.exit(0)
+            own = dataclasses.replace(own, **attempt._asdict())
+            shared.take_attempt(own.attempt, attempt.process_id)
+            if log_dir and joins and own.attempt == 0:
+                failed_runs.forget(log_dir, attempt.process_id)
+        environ_of = functools.partial(_environ, before, args)
+        worker_attempt.run(agent, arguments, environ_of, own, shared, log_dir)
 
 
 def is_watched(config: Config, max_restarts: int = 0) -> bool:
@@ -111,7 +108,7 @@ def _host_dir(before: Mapping[str, str], config: Config, restarts: bool) -> Host
         return None
 
 
-def _environ(before: Mapping[str, str], config: Config, args: argparse.Namespace) -> dict[str, str]:
+def _environ(before: Mapping[str, str], args: argparse.Namespace, config: Config) -> dict[str, str]:
     environ = worker_environ(before, config)
     add_jax_variables(environ, args.devices, args.platform)
     there = gpus.shown(args.platform, before)

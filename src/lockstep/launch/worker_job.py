@@ -16,8 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Callable
 
 from lockstep import _run_files
 from lockstep._config import Config
@@ -28,28 +27,25 @@ from lockstep.hosts.agent_attempts import AgentAttempts
 from lockstep.hosts.checks import network_probe
 from lockstep.hosts.joined_agents import JoinedAgents
 from lockstep.hosts.node_range import NodeRange
-from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
+from lockstep.hosts.worker_agent import WorkerAgent
 from lockstep.job import job_key
 from lockstep.launch import restarts
-from lockstep.processes import program
 from lockstep.processes.console import complain
 from lockstep.processes.guard import PASSED_ON
 from lockstep.processes.host_dir import HostDir
 from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.program import GRACE
 from lockstep.system import fd_limit, process_tree
-from lockstep.watchdog import agent_network as agent_network  # while no lease runs yet
 
 _PAUSE_SECONDS = 0.2
 
 
 def join(
     config: Config, shared: HostDir | None, name: str, args: argparse.Namespace
-) -> tuple[SupervisorLine, Attempt | None]:
-    """The line of this process, and the attempt that begins now; None: the job has ended well
-    without this process, a spare.
+) -> WorkerAgent:
+    """The agent of this process, connected to the supervisor of its job.
 
-    ``shared`` is the directory of this host, in which the attempt gets its folder; ``name`` is that
-    of the job. Raises `LockstepError`.
+    ``shared`` is the directory of this host; ``name`` is that of the job. Raises `LockstepError`.
     """
     if config.run_dir or config.collectives == "mpi":
         other = "lockstep run" if config.run_dir else "the launcher of MPI"
@@ -57,57 +53,75 @@ def join(
     if shared is None:
         raise LaunchError("--max-restarts needs a private directory on this host.")
     process, address = config.process_id, str(config.coordinator)
-    same = joining.same_on_all(args.nnodes)
-    if config.restart_line is not None:
-        line = SupervisorLine.inherited(config.restart_line, process or 0, same)
-        fd_limit.close_all_but({line.fd, shared.held})  # the directory's lock of before
+    key = _key(config, shared)
+    job = LaunchSpec(
+        program=(),
+        processes=config.num_processes or 1,
+        config=dataclasses.replace(config, attempt=0),
+        environ={},
+        run_dir=shared.path,
+        grace=GRACE if args.grace is None else args.grace,
+        max_restarts=args.max_restarts,
+        agents_keep_records=True,
+        grow=args.grow,
+    )
+    if process is None:
+        connection, process = _joined(job, address, key, args.nnodes)
     else:
-        key = _key(config, shared)
-        job = LaunchSpec(
-            program=(),
-            processes=config.num_processes or 1,
-            config=dataclasses.replace(config, attempt=0),
-            environ={},
-            run_dir=shared.path,
-            grace=program.GRACE if args.grace is None else args.grace,
-            max_restarts=args.max_restarts,
-            agents_keep_records=True,
-            grow=args.grow,
+        name = f"restarts of {name}"
+        if process == 0:
+            start(job, address, name, key, args.nnodes, config.local_num_processes or 1)
+        connection = reach(address, name, key, process, config.start_timeout)
+    return WorkerAgent(connection, process, joining.same_on_all(args.nnodes), args.grace)
+
+
+def reach(address: str, name: str, key: bytes, process: int, timeout: float) -> socket.socket:
+    """Connects to the supervisor, which may still have to start.
+
+    ``timeout``: after so many seconds it raises `LaunchError`; 0: never.
+    """
+    end = time.monotonic() + (timeout or float("inf"))
+
+    def over(error: OSError, now: float) -> str:
+        return (now > end) * (
+            f"process {process} does not reach the agent of process 0 at {address} within "
+            f"{timeout:g} s: {error}. Does it run, with --max-restarts and the same key "
+            "(LOCKSTEP_KEY_FILE), and does a firewall let the port pass?"
         )
-        if process is None:
-            line = _joined(job, address, key, args.nnodes, same)
-        else:
-            name = f"restarts of {name}"
-            if process == 0:
-                start(job, address, name, key, args.nnodes, config.local_num_processes or 1)
-            line = SupervisorLine.connect(address, name, key, process, config.start_timeout, same)
-    attempt = line.wait_for_start()
-    if attempt:
-        shared.take_attempt(attempt.attempt, attempt.process_id)
-    return line, attempt
+
+    while not (connection := _reach_once(address, name, key, over)):
+        pass
+    return connection
 
 
 def _joined(
-    job: LaunchSpec, address: str, key: bytes, nodes: NodeRange, same: Mapping[str, str]
-) -> SupervisorLine:
-    """The line of an agent without a number. On the host of ``address`` the first one has the
+    job: LaunchSpec, address: str, key: bytes, nodes: NodeRange
+) -> tuple[socket.socket, int | None]:
+    """The connection of an agent without a number. On the host of ``address`` the first one has the
     supervisor, and number 0. Raises `LaunchError`."""
     is_local, process = coordinator_address.is_local(address), None
     wait = joining.Wait(address, is_local, job.config.start_timeout, time.monotonic())
-    host, port = coordinator_address.split(address)
     while True:
         if is_local and process is None and (listener := _listen_alone(address, job.processes)):
             _start(job, address, listener, joining.NAME, key, nodes, joins=True)
             process = 0
             complain(f"{platform.node()} begins the job at {address}, as node 0")
-        try:
-            seconds = network_probe.CONNECT_SECONDS
-            connection = network_probe.connect(host, port, joining.NAME, key, seconds)
-            return SupervisorLine(connection, process, same)
-        except OSError as error:
-            if why := wait.over(error, time.monotonic()):
-                raise LaunchError(why) from error
-        time.sleep(_PAUSE_SECONDS)
+        if connection := _reach_once(address, joining.NAME, key, wait.over):
+            return connection, process
+
+
+def _reach_once(
+    address: str, name: str, key: bytes, over: Callable[[OSError, float], str]
+) -> socket.socket | None:
+    """Tries to connect, and pauses after a failure; ``over`` says why that was the last try."""
+    host, port = coordinator_address.split(address)
+    try:
+        return network_probe.connect(host, port, name, key, network_probe.CONNECT_SECONDS)
+    except OSError as error:
+        if why := over(error, time.monotonic()):
+            raise LaunchError(why) from error
+    time.sleep(_PAUSE_SECONDS)
+    return None
 
 
 def _listen_alone(address: str, backlog: int) -> socket.socket | None:
@@ -132,26 +146,6 @@ def _key(config: Config, shared: HostDir) -> bytes:
     if file.key is None and config.local_num_processes == config.num_processes:
         file = job_key.read_key(str(shared.path / _run_files.SECRET))
     return job_key.derive(file.key, "restarts") if file.key else b""
-
-
-def start_again(
-    line: SupervisorLine, shared: HostDir, environ: Mapping[str, str], config: Config
-) -> NoReturn:
-    """Becomes the agent of the next attempt: a process can have the engine only once.
-
-    The lock on ``shared`` keeps the records in it until that agent has it.
-    """
-    (shared.path / _run_files.STOPPING).unlink(missing_ok=True)
-    for fd in (line.fd, shared.held):
-        os.set_inheritable(fd, True)
-    again = dataclasses.replace(Config(), coordinator=config.coordinator, restart_line=line.fd)
-    if config.process_id is None:  # no variable has its number
-        again = dataclasses.replace(
-            again, process_id=line.process, num_processes=config.num_processes, **joining.ALONE
-        )
-    attempt = {"LOCKSTEP_ATTEMPT": str(line.attempt + 1)}
-    command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(command[0], command, {**environ, **again.to_environ(), **attempt})
 
 
 # The supervisor, a child of the agent of process 0

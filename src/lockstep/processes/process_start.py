@@ -6,7 +6,8 @@ import dataclasses
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lockstep.system import process_tree
 
@@ -27,16 +28,22 @@ class Start:
 def spawn(start: Start) -> int:
     """The pid of a new process. Raises OSError or subprocess.SubprocessError."""
     stdin, stdout, stderr = start.streams
-    started = subprocess.Popen(
+    return popen(
         start.command,
+        lambda: _prepare(start.cores),
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         env=start.environ,
         pass_fds=start.inherited,
         start_new_session=True,
-        preexec_fn=lambda: _prepare(start.cores),
     )
+
+
+def popen(command: Sequence[str], prepare: Callable[[], object], **how: Any) -> int:
+    """The pid of a new process, in which ``prepare`` runs before its program; ``how``: as Popen
+    has it. Raises OSError or subprocess.SubprocessError."""
+    started = subprocess.Popen(command, preexec_fn=prepare, **how)
     started.returncode = 0  # this process's loop reaps it; Popen's own finalizer must not
     return started.pid
 

@@ -1,22 +1,21 @@
-"""The program as the agent's child: its start, the signals that are forwarded, its end."""
+"""The program of ``lockstep worker`` as its agent's child: its start, signals and end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import sys
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep.processes import program_guard
-from lockstep.processes.console import complain
 from lockstep.processes.first_failure import not_started
-from lockstep.processes.stop_plan import FAILURE, StopPlan
+from lockstep.processes.process_start import popen
+from lockstep.processes.stop_plan import StopPlan
 from lockstep.system import process_tree
 
 _NOT_PASSED_ON = {
@@ -40,11 +39,9 @@ GRACE = 5.0
 """Seconds in which the other programs may end after a failure, without --grace."""
 GRACE_AFTER_SIGTERM = 25.0
 """The same after SIGTERM. Slurm, and others, kill 30 s after SIGTERM."""
-STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-_LINE_SECONDS = 0.2
-"""How often the agent reads what its supervisor says, in a job that may start again."""
 _SENT_BY_TERMINAL = 0x80
 """SI_KERNEL."""
+STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
 
 def block_signals() -> tuple[set[signal.Signals], set[signal.Signals | int]]:
@@ -53,11 +50,11 @@ def block_signals() -> tuple[set[signal.Signals], set[signal.Signals | int]]:
     # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
     handled = set(signal.Signals) - _NOT_PASSED_ON
     handled = {each for each in handled if signal.getsignal(each) != signal.SIG_IGN}
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, handled | {signal.SIGCHLD})
-    return handled, blocked
+    handled.add(signal.SIGCHLD)
+    return handled, signal.pthread_sigmask(signal.SIG_BLOCK, handled)
 
 
-def has_terminal() -> bool:
+def _has_terminal() -> bool:
     """Whether standard input is the terminal of this session."""
     try:
         return os.tcgetpgrp(0) > 0
@@ -65,156 +62,106 @@ def has_terminal() -> bool:
         return False
 
 
-def start(
-    arguments: Sequence[str],
-    environ: Callable[[], Mapping[str, str]],
-    shares_group: bool,
-    blocked: set[signal.Signals | int],
-    guard: program_guard.Guard | None,
-) -> int:
-    """The pid of the program. Raises `LaunchError`."""
-    own = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError as error:
-        raise LaunchError(f"the program cannot be started: {not_started(error)}") from error
-    if pid == 0:
-        if guard is None:
-            process_tree.end_with_parent()
-        _become(arguments, environ(), own, shares_group, blocked)
-    if not shares_group:
-        with contextlib.suppress(OSError):  # the child did it already, and runs
-            os.setpgid(pid, pid)  # the group must exist before a signal is forwarded to it
-    return pid
-
-
-def _become(
-    arguments: Sequence[str],
-    environ: Mapping[str, str],
-    agent: int,
-    shares_group: bool,
-    blocked: set[signal.Signals | int],
-) -> NoReturn:
-    """Becomes the program; runs in the child process."""
-    try:
-        if os.getppid() != agent:  # the agent died before its guard knew of this process
-            os._exit(1)
-        if not shares_group:
-            os.setpgid(0, 0)
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a pending one must not raise here
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        os.execve(arguments[0], list(arguments), dict(environ))
-    except BaseException as error:
-        print(f"lockstep: the program cannot be started: {error}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(127)
-
-
-class SignalSource(Protocol):
-    """The connection to the supervisor of a job that may start again."""
-
-    @property
-    def is_lost(self) -> bool: ...
-
-    def signals(self) -> Sequence[int]:
-        """The signals that the program shall get, as far as they have arrived by now."""
-        ...
-
-    def left(self, runs: bool) -> float:
-        """Seconds for which the program may run on (`lockstep.hosts.lease`)."""
-        ...
-
-
 class Program:
-    """The program as a child process: forwards signals, waits for its end."""
+    """The program: the signals that it gets, and how it ends. The agent's loop calls all of it."""
 
     def __init__(
         self,
-        pid: int,
-        shares_group: bool,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        blocked: set[signal.Signals | int],
         run_dir: Path,
-        supervisor: SignalSource | None,
-        grace: float,
+        held: int,
+        ends_with_agent: bool,
     ) -> None:
-        """``grace``: how long the program may take to end when ``supervisor`` is lost."""
-        self._pid = pid
-        self._shares_group = shares_group
+        """Starts it, with the signals of ``blocked`` blocked; raises `LaunchError`.
+
+        ``held``, ``ends_with_agent``: see `program_guard.start`. At a terminal it has no guard,
+        stays in the agent's process group, and ends with the agent.
+        """
+        shares_group = self._shares_group = _has_terminal()
+        self._guard = guard = None if shares_group else program_guard.start(held, ends_with_agent)
         self._run_dir = run_dir
-        self._supervisor = supervisor
-        self._grace = grace
         self._plan = StopPlan()
+        self.exit_code: int | None = None
+        """Negative for a signal; None: it runs."""
         self.was_stopped = False
         """Whether SIGTERM has begun its grace period."""
         self.asked_to_end = False
         """Whether a signal has asked for its end."""
-        self._ends = False
-        """Whether a grace period has begun."""
         self.was_killed = False
         """Whether it had not ended when the grace period was over."""
         self.lease_is_over = False
         """Whether it was killed since it may run elsewhere by now."""
+        agent = os.getpid()
 
-    def wait(self, handled: set[signal.Signals], grace: float) -> int:
-        """Forwards signals until the program has ended; its exit code, negative for a signal."""
-        while True:
-            ended, status = os.waitpid(self._pid, os.WNOHANG)
+        def prepare() -> None:
+            if guard:
+                guard.watch(os.getpid())
+            else:
+                process_tree.end_with_parent()
+            if os.getppid() != agent:  # the agent died before this process was watched
+                os._exit(1)
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # a pending one must not raise here
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+        group = None if shares_group else 0
+        try:
+            self.pid = popen(command, prepare, env=environ, close_fds=False, process_group=group)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LaunchError(f"the program cannot be started: {not_started(error)}") from error
+
+    @property
+    def lifeline(self) -> int:
+        """The descriptor by which its guard learns of the agent's end; -1: it has none."""
+        return self._guard.lifeline if self._guard else -1
+
+    def has_ended(self) -> bool:
+        if self.exit_code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
-                return os.waitstatus_to_exitcode(status)
-            received = self._next_signal(handled | {signal.SIGCHLD})
-            self._obey()
-            if (number := self._plan.take(time.monotonic())) is not None:
-                self._stop(number)
-            if received is not None and received.si_signo != signal.SIGCHLD:
-                self._pass_on(received, grace)
+                self.exit_code = os.waitstatus_to_exitcode(status)
+                if self._guard:
+                    self._guard.dismiss()
+        return self.exit_code is not None
 
-    def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
-        """Waits for a signal; None when the next signal of the plan is due."""
-        longest = float("inf")
-        if self._supervisor and not self.lease_is_over:
-            longest = min(_LINE_SECONDS, self._supervisor.left(runs=True))
-        longest = min(longest, max(0.0, self._plan.next_at - time.monotonic()))
-        if longest == float("inf"):
-            return signal.sigwaitinfo(handled)
-        return signal.sigtimedwait(handled, longest)
+    def send_due(self) -> float:
+        """Sends the next signal of the plan, if it is due; the seconds until the one after it."""
+        if (number := self._plan.take(time.monotonic())) is not None:
+            self.stop(number)
+        return self._plan.next_at - time.monotonic()
 
-    def _obey(self) -> None:
-        """Sends what the supervisor says; without it, acts alone as after a failure."""
-        if self._supervisor is None:
-            return
-        for number in self._supervisor.signals():
-            # After SIGTERM the program has the whole grace period, to save what it has.
-            if not self.was_stopped:
-                self._stop(signal.Signals(number))
-        if self._supervisor.is_lost and not self._ends:
-            complain("the agent of process 0 has ended, so the program is asked to end")
-            self._plan_end(FAILURE, self._grace)
-        if not self.lease_is_over and self._supervisor.left(runs=True) <= 0:
-            self.lease_is_over = True
-            self._plan.drop()
-            self._send(signal.SIGKILL)
+    def end(self, cause: int, grace: float) -> None:
+        """Has it end within ``grace`` seconds; ``cause``: see `StopPlan`."""
+        self._plan.begin(cause, grace, time.monotonic())
 
-    def _stop(self, number: signal.Signals) -> None:
+    def end_lease(self) -> None:
+        """Kills it, because it may run elsewhere by now."""
+        self.lease_is_over = True
+        self._plan.drop()
+        self._send(signal.SIGKILL)
+
+    def pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
+        """Forwards a signal to the agent; ``grace``: how long it may run on after SIGTERM."""
+        number = received.si_signo
+        self.asked_to_end |= number in STOPS
+        if number == signal.SIGTERM and not self.was_stopped:
+            self.was_stopped = True
+            self.end(signal.SIGTERM, grace)  # which passes it on first
+        elif not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
+            self._send(number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def stop(self, number: int) -> None:
+        """Sends a signal of a plan to stop."""
         if number != signal.SIGTERM:  # so that the program prints where it stopped
             with contextlib.suppress(OSError):
                 (self._run_dir / _run_files.STOPPING).touch()
         self._send(number)
 
-    def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
-        self.asked_to_end |= received.si_signo in STOPS
-        if received.si_signo == signal.SIGTERM and not self.was_stopped:
-            self.was_stopped = True
-            self._plan_end(signal.SIGTERM, grace)  # which passes it on first
-        elif not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
-            self._send(signal.Signals(received.si_signo))
-        if received.si_signo == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    def _plan_end(self, cause: int, grace: float) -> None:
-        self._ends = True
-        self._plan.begin(cause, grace, time.monotonic())
-
-    def _send(self, number: signal.Signals) -> None:
+    def _send(self, number: int) -> None:
         self.was_killed |= number == signal.SIGKILL
         with contextlib.suppress(ProcessLookupError):
-            (os.kill if self._shares_group else os.killpg)(self._pid, number)
+            (os.kill if self._shares_group else os.killpg)(self.pid, number)

@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import select
+import selectors
 import socket
 import struct
 from collections.abc import Mapping
@@ -207,7 +208,7 @@ class Channel:
 
     @property
     def backlog(self) -> int:
-        """Bytes that still have to be written: register ``writes`` while there are some."""
+        """Bytes that still have to be written."""
         return len(self._pending)
 
     def send(self, kind: str, body: bytes = b"", /, **values: Any) -> None:
@@ -219,7 +220,7 @@ class Channel:
         self.write_some()
 
     def write_some(self) -> None:
-        """Writes what the descriptor takes; call it when ``writes`` is writable."""
+        """Writes what the descriptor takes."""
         while self._pending and self.writes >= 0 and not self._unread:
             try:
                 written = os.write(self.writes, self._pending[:_CHUNK])
@@ -231,6 +232,17 @@ class Channel:
                 del self._pending[:written]
         if self._unread:
             self._pending.clear()
+
+    def write_by(self, selector: selectors.BaseSelector) -> None:
+        """Has ``selector``, the data of whose keys is called, write what is queued."""
+
+        def write() -> None:
+            self.write_some()
+            if not self._pending:
+                selector.unregister(self.writes)
+
+        if self._pending and self.writes not in selector.get_map():
+            selector.register(self.writes, selectors.EVENT_WRITE, write)
 
     def flush(self, seconds: float) -> None:
         """Writes all that is queued. Raises OSError where the other side has closed, or reads

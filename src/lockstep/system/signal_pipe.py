@@ -1,10 +1,13 @@
-"""Signals as bytes of a pipe, for a loop that waits for descriptors."""
+"""Signals as bytes of a descriptor, for a loop that waits for descriptors."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Iterable
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_for(handled: Iterable[int]) -> tuple[int, int]:
@@ -18,3 +21,13 @@ def open_for(handled: Iterable[int]) -> tuple[int, int]:
     for number in handled:
         signal.signal(number, lambda number, frame: None)
     return reads, writes
+
+
+def open_blocked(blocked: Iterable[int]) -> int:
+    """A descriptor that is readable while one of these signals, which are blocked, is pending."""
+    mask = sum(1 << (number - 1) for number in blocked).to_bytes(128, "little")
+    fd: int = _libc.signalfd(-1, mask, os.O_CLOEXEC)
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "signalfd")
+    return fd

@@ -12,8 +12,8 @@ from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.hosts import agent_messages, lease
 from lockstep.hosts.agent_messages import Ended
-from lockstep.hosts.supervisor_line import SupervisorLine
 from lockstep.system.channel import Channel
+from worker.supervised import Line
 
 TIMEOUT = 60.0
 SMALL = 4096
@@ -33,7 +33,7 @@ def small_pair() -> tuple[socket.socket, socket.socket]:
 def test_a_long_traceback_has_been_sent_when_the_report_returns() -> None:
     """Nothing else writes the rest: the agent waits for the decision, or leaves."""
     ours, theirs = small_pair()
-    line = SupervisorLine(ours, 1)
+    line = Line(ours, 1)
     found: list[object] = []
 
     def read() -> None:
@@ -57,7 +57,7 @@ def test_a_long_traceback_has_been_sent_when_the_report_returns() -> None:
 
 def test_a_supervisor_that_is_gone_does_not_hold_its_agent() -> None:
     ours, theirs = small_pair()
-    line = SupervisorLine(ours, 1)
+    line = Line(ours, 1)
     theirs.close()
     record = ErrorRecord(time.monotonic(), 1, "ValueError: no data", "x" * (1 << 18))
     line.ended(Exit.of(1), record, False, False)
@@ -71,7 +71,7 @@ def test_an_agent_waits_for_its_start_as_long_as_signs_of_life_come(
     """Others may come much later than it, and the supervisor has not forgotten it meanwhile."""
     monkeypatch.setattr(lease, "IDLE_SECONDS", 1.0)
     ours, theirs = small_pair()
-    line = SupervisorLine(ours, 1)
+    line = Line(ours, 1)
 
     def supervise() -> None:
         channel = Channel.of(theirs)
@@ -95,7 +95,7 @@ def test_an_agent_ends_its_wait_where_no_signs_of_life_come(
 ) -> None:
     monkeypatch.setattr(lease, "IDLE_SECONDS", 0.5)
     ours, theirs = small_pair()
-    line = SupervisorLine(ours, 1)
+    line = Line(ours, 1)
     with theirs, pytest.raises(LaunchError, match="process 1 was not started: it received nothing"):
         line.wait_for_start()
     line.close()
