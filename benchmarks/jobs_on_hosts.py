@@ -178,7 +178,7 @@ def stream_rate(hosts: Any) -> float:
     )  # fmt: skip
     try:
         assert listener.stdout is not None
-        return float(hosts.run(0, _PROBE, where, listener.stdout.readline().strip()))
+        return float(hosts.python(0, _PROBE, where, listener.stdout.readline().strip()))
     finally:
         listener.kill()
         listener.communicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# A home of its own has none of the files that a shell of root reads and ssh would find.
 # bash, because as process 1 it also collects the exit of processes whose parent has ended.
 # The mounts are the host's own and so end with it. sshd needs its directory in /run, and an
 # account without "!" in the place of the password, which would mean: locked.
@@ -11,22 +12,16 @@ mount -t proc proc /proc
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
-mount --bind "$2/shadow" /etc/shadow
-mount --bind "$2/$1/passwd" /etc/passwd
-mount --bind "$2/$1/hosts" /etc/hosts
+cd "$2/$1"
+printf "root:*:20000:0:99999:7:::\\nsshd:*:20000:0:99999:7:::\\n" > shadow
+echo "root:x:0:0:root:$PWD/home:/bin/bash" > passwd
+echo "sshd:x:102:65534::/run/sshd:/usr/sbin/nologin" >> passwd
+for name in shadow passwd hosts; do
+    mount --bind $name /etc/$name
+done
 hostname "$1"
-ip link set lo up
 echo up
 while read -r _; do :; done
-"""
-# A home of its own has none of the files that a shell of root reads and ssh would find.
-PASSWD = """\
-root:x:0:0:root:{home}:/bin/bash
-sshd:x:102:65534::/run/sshd:/usr/sbin/nologin
-"""
-SHADOW = """\
-root:*:20000:0:99999:7:::
-sshd:*:20000:0:99999:7:::
 """
 SSHD_CONFIG = """\
 Port {port}

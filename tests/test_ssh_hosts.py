@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import possible, ssh_hosts
+from ssh_hosts import NEEDED, ssh_hosts
 from support import wait_until
 
-pytestmark = needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+pytestmark = NEEDED
 
 
 def test_a_host_runs_commands_of_another_over_ssh(tmp_path: Path) -> None:

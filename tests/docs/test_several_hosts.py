@@ -56,11 +56,11 @@ def allow_password(hosts: SshHosts, name: str, digest: str) -> None:
     """Gives the host another home, and an sshd that takes a password or the keys of that home."""
     hosts.hide(name, HOME.parent)
     hosts.run(name, ["mkdir", "-p", str(HOME / "work")])
-    hosts.replace(name, Path("/etc/passwd"), sshd_files.PASSWD.format(home=HOME))
-    hosts.replace(
-        name, Path("/etc/shadow"), sshd_files.SHADOW.replace("root:*", f"root:{digest}"), 0o600
-    )
     own = hosts.folder / name
+    users = (own / "passwd").read_text().replace(str(own / "home"), str(HOME))
+    hosts.replace(name, Path("/etc/passwd"), users)
+    passwords = (own / "shadow").read_text().replace("root:*", f"root:{digest}")
+    hosts.replace(name, Path("/etc/shadow"), passwords, 0o600)
     keys, environ = ".ssh/authorized_keys", f'"TMPDIR={own / "tmp"}"'
     config = sshd_files.SSHD_CONFIG.format(port=22, folder=own, keys=keys, environ=environ)
     first = "PasswordAuthentication yes\nPermitRootLogin yes\n"  # the first value counts

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from faults.hosts import Hosts, two_hosts
+from faults.hosts import Hosts, some_hosts
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with two_hosts(tmp_path, forked=True) as hosts:
+    with some_hosts(tmp_path, forked=True) as hosts:
         for host in range(2):
             hosts.write_key(host)
         yield hosts

@@ -17,7 +17,7 @@ TIMEOUT = 90
 
 def run(hosts: Hosts, *args: str, **env: str) -> list[int]:
     """Runs the program on both hosts to its end; returns how its processes ended."""
-    return end([hosts.start(host, PROGRAM, *args, env=env) for host in range(2)], hosts)
+    return end([hosts.launch(host, PROGRAM, *args, env=env) for host in range(2)], hosts)
 
 
 def end(
@@ -43,7 +43,7 @@ def start_four(
 ) -> list[subprocess.Popen[bytes]]:
     """Two processes on each host: 0 and 1, 2 and 3."""
     return [
-        hosts.start(host, program, *args, local=local, per_host=2, env=env, agent=agent)
+        hosts.launch(host, program, *args, local=local, per_host=2, env=env, agent=agent)
         for host in range(2)
         for local in range(2)
     ]
@@ -56,7 +56,7 @@ def assert_nothing_left(hosts: Hosts) -> None:
 def assert_all_refuse(hosts: Hosts, variable: str, values: Sequence[str], **env: str) -> None:
     """That two processes with different values of a variable both end, and name it."""
     own = [env | {variable: value} for value in values]
-    processes = [hosts.start(host, PROGRAM, "none", env=each) for host, each in enumerate(own)]
+    processes = [hosts.launch(host, PROGRAM, "none", env=each) for host, each in enumerate(own)]
     assert 0 not in end(processes, hosts)
     for host in range(2):
         assert f"the processes of this job differ in {variable}" in hosts.said(host)

@@ -20,14 +20,14 @@ from faults.host_jobs import (
     run,
     start_four,
 )
-from faults.hosts import Hosts, possible
-from lanes import full, needs, sample
+from faults.hosts import NEEDED, Hosts
+from lanes import full, sample
 from support import assert_unsaid, marked, wait_until
 from system.test_exit_status import kernel_tells
 
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 
 
 @pytest.mark.full
@@ -104,7 +104,7 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
     hosts: Hosts, first: int, how: str
 ) -> None:
     program = PROGRAMS / "drops_its_result.py"
-    statuses = end([hosts.start(host, program, str(first), how) for host in range(2)], hosts)
+    statuses = end([hosts.launch(host, program, str(first), how) for host in range(2)], hosts)
     said = everything(hosts, 2)
     assert statuses == [0, 0], said
     assert hosts.lines(first, "dropped"), said
@@ -162,7 +162,7 @@ def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -
 @pytest.mark.full
 def test_a_second_job_in_the_same_processes_is_as_the_first(hosts: Hosts) -> None:
     program = PROGRAMS / "second_job.py"
-    statuses = end([hosts.start(host, program) for host in range(2)], hosts)
+    statuses = end([hosts.launch(host, program) for host in range(2)], hosts)
     assert statuses == [0, -signal.SIGKILL], everything(hosts, 2)
     assert [len(hosts.lines(host, "checked")) for host in range(2)] == [2, 2]
     assert "on hostb) was killed by SIGKILL" in hosts.said(0), hosts.said(0)
@@ -200,7 +200,7 @@ def assert_died(hosts: Hosts, how: str) -> None:
 
 @pytest.mark.full
 def test_without_agents_a_process_that_died_alone_on_its_host_is_gone(hosts: Hosts) -> None:
-    statuses = end([hosts.start(host, PROGRAM, "kill", agent=False) for host in range(2)], hosts)
+    statuses = end([hosts.launch(host, PROGRAM, "kill", agent=False) for host in range(2)], hosts)
     assert statuses == [3, -9], hosts.said(0)
     process = f"process 1 (pid {hosts.pid(1)} on hostb)"
     assert f"{process} is gone: it has ended, or its host cannot be reached" in hosts.said(0)
@@ -209,7 +209,7 @@ def test_without_agents_a_process_that_died_alone_on_its_host_is_gone(hosts: Hos
 @pytest.mark.full
 def test_a_program_outlives_its_agent(hosts: Hosts) -> None:
     hosts.forked = False  # the parent of a forked agent ends with it, and a program with both
-    processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
+    processes = [hosts.launch(host, PROGRAM, "forever") for host in range(2)]
     wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
     processes[1].kill()
     processes[1].wait(TIMEOUT)
@@ -237,7 +237,7 @@ def test_another_line_is_reported_between_hosts_too(hosts: Hosts) -> None:
 
 def assert_raised(hosts: Hosts, fault: str, words: str, **env: str) -> None:
     """Process 0 raises soon after process 1 does what it does, and says ``words``."""
-    processes = [hosts.start(host, PROGRAM, fault, env=env) for host in range(2)]
+    processes = [hosts.launch(host, PROGRAM, fault, env=env) for host in range(2)]
     statuses = end(processes, hosts)
     said = hosts.said(0)
     assert statuses[0] == 3, said

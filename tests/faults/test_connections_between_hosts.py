@@ -7,11 +7,10 @@ import pytest
 import ucx
 from faults.harness import PROGRAMS
 from faults.host_jobs import PROGRAM, assert_all_refuse, assert_nothing_left, end, everything, run
-from faults.hosts import Hosts, possible
-from lanes import needs
+from faults.hosts import NEEDED, Hosts
 from support import assert_unsaid
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 
 
 @pytest.mark.full
@@ -23,7 +22,7 @@ def test_large_sums_over_several_connections_are_right(
     env = {"LOCKSTEP_CONNECTIONS": str(connections), "LOCKSTEP_ENCRYPTION": encryption}
     program = PROGRAMS / "large_sums.py"
     started = [
-        hosts.start(host, program, hosts.address(1 - host), env=env, agent=False)
+        hosts.launch(host, program, hosts.address(1 - host), env=env, agent=False)
         for host in range(2)
     ]
     statuses = end(started, hosts)
@@ -60,7 +59,7 @@ def test_another_number_of_connections_on_one_host_is_an_error_on_all(hosts: Hos
 @pytest.mark.full
 def test_ucx_takes_no_number_of_connections(hosts: Hosts) -> None:
     env = ucx.OVER_UCX | {"LOCKSTEP_CONNECTIONS": "2"}
-    processes = [hosts.start(host, PROGRAM, "none", env=env) for host in range(2)]
+    processes = [hosts.launch(host, PROGRAM, "none", env=env) for host in range(2)]
     assert 0 not in end(processes, hosts)
     for host in range(2):
         assert "--connections (LOCKSTEP_CONNECTIONS) is for --transport tcp" in hosts.said(host)

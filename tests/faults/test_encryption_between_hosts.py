@@ -8,11 +8,11 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.host_jobs import assert_all_refuse, assert_nothing_left, end, everything
-from faults.hosts import Hosts, possible
-from lanes import full, needs
+from faults.hosts import NEEDED, Hosts
+from lanes import full
 from support import assert_unsaid
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 
 EAVESDROPPER = """
 import array, socket, time
@@ -39,8 +39,8 @@ def test_an_eavesdropper_reads_the_arrays_without_encryption_only(
     env = {"LOCKSTEP_ENCRYPTION": encryption}
     program = PROGRAMS / "known_bytes.py"
     with ThreadPoolExecutor(1) as pool:
-        reads = pool.submit(hosts.run, 1, EAVESDROPPER)
-        processes = [hosts.start(host, program, hosts.address(1), env=env) for host in range(2)]
+        reads = pool.submit(hosts.python, 1, EAVESDROPPER)
+        processes = [hosts.launch(host, program, hosts.address(1), env=env) for host in range(2)]
         statuses = end(processes, hosts)
         said = everything(hosts, 2)
         assert statuses == [0] * 2, said

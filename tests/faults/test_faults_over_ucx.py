@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ucx
-from faults.hosts import Hosts, possible, two_hosts
+from faults.hosts import NEEDED, Hosts, some_hosts
 from faults.test_between_hosts import (
     test_a_child_that_was_forked_does_not_hide_the_death_of_its_parent,
     test_a_correct_program_raises_nothing,
@@ -38,14 +38,14 @@ __all__ = [
 
 pytestmark = [
     pytest.mark.full,
-    needs(possible(), "no network namespaces, or no ip or nsenter: no second host"),
+    NEEDED,
     needs(ucx.is_here(), ucx.WHY),
 ]
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with two_hosts(tmp_path, forked=True) as hosts:
+    with some_hosts(tmp_path, forked=True) as hosts:
         for host in range(2):
             hosts.write_key(host)
         hosts.variables.update(ucx.OVER_UCX)

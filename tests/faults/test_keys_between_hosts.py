@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from faults.host_jobs import PROGRAM, TIMEOUT, run
-from faults.hosts import NAMES, Hosts, possible
-from lanes import full, needs
+from faults.hosts import NAMES, NEEDED, Hosts
+from lanes import full
 from of_this_jax import MUTUAL_TLS
 from support import wait_until
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 
 UNAUTHENTICATED = """
 import os, socket, sys, time
@@ -73,7 +73,7 @@ def test_unauthenticated_peers_hold_up_no_process_and_find_no_port_once_all_are_
     # More idle connections than there are places, while the processes meet.
     with ThreadPoolExecutor(2) as pool:
         floods = [pool.submit(hosts.flood, host, UNAUTHENTICATED) for host in range(2)]
-        processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
+        processes = [hosts.launch(host, PROGRAM, "forever") for host in range(2)]
         wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
         assert any(flood.result() for flood in floods)
     for host in range(2):

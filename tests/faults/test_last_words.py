@@ -10,11 +10,10 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.host_jobs import assert_nothing_left, end, everything
-from faults.hosts import Hosts, possible
-from lanes import needs
+from faults.hosts import NEEDED, Hosts
 from support import wait_until
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 
 
 @pytest.mark.full
@@ -22,7 +21,7 @@ def test_the_line_of_an_exit_is_named_where_its_host_does_not_answer(
     hosts: Hosts, tmp_path: Path
 ) -> None:
     program = PROGRAMS / "leaves_unasked.py"
-    started = [hosts.start(host, program, str(tmp_path / "stopped")) for host in range(2)]
+    started = [hosts.launch(host, program, str(tmp_path / "stopped")) for host in range(2)]
     try:
         wait_until(lambda: "process 1 (" in hosts.said(0), "an error", 90.0)
         said = "whose program has ended by sys.exit() at leaves_unasked.py:30"

@@ -17,7 +17,7 @@ from engine.random_programs import test_random_programs as random_programs
 from engine.test_programs import PROGRAMS as CHECKS
 from engine.test_programs import checks
 from faults.host_jobs import PROGRAM, assert_nothing_left
-from faults.hosts import Hosts, possible, some_hosts
+from faults.hosts import NEEDED, Hosts, some_hosts
 from lanes import needs
 
 TRANSPORTS = {
@@ -32,7 +32,7 @@ TIMEOUT = 300.0
 pytestmark = [
     pytest.mark.full,
     pytest.mark.timeout(TIMEOUT + 60),
-    needs(possible(), "no network namespaces, or no ip or nsenter: no second host"),
+    NEEDED,
     pytest.mark.parametrize(
         "transport",
         ["tls", "plain", "stripes", pytest.param("ucx", marks=needs(ucx.is_here(), ucx.WHY))],
@@ -68,7 +68,7 @@ def places(layout: Layout) -> list[tuple[int, int]]:
 def run(hosts: Hosts, layout: Layout, program: Path, *args: str, **env: str) -> list[str]:
     """What the processes have said; all of them have ended."""
     started = [
-        hosts.start(host, program, *args, local=local, per_host=layout[1], env=env)
+        hosts.launch(host, program, *args, local=local, per_host=layout[1], env=env)
         for host, local in places(layout)
     ]
     deadline = time.monotonic() + TIMEOUT

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from faults.host_jobs import PROGRAM, TIMEOUT, everything, line_of, start_four
-from faults.hosts import Hosts, possible
-from lanes import full, needs
+from faults.hosts import NEEDED, Hosts
+from lanes import full
 from lockstep.watchdog import remote
 from processes import captured
 from support import wait_until
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 
 
 @pytest.mark.full
@@ -67,7 +67,7 @@ def test_a_stall_of_the_only_process_of_a_host_is_reported(
 ) -> None:
     limit = {"LOCKSTEP_STALL_WARNING": "2"}
     for host in range(2):
-        hosts.start(host, PROGRAM, fault, env=limit, agent=agent)
+        hosts.launch(host, PROGRAM, fault, env=limit, agent=agent)
     wait_until(lambda: words in hosts.said(0), "a report", TIMEOUT)
     process = f"process 1 (pid {hosts.pid(1)} on hostb)"
     assert f"{process} has not arrived yet" in hosts.said(0), hosts.said(0)

@@ -9,11 +9,11 @@ import pytest
 import lockstep
 import ucx
 from faults.host_jobs import PROGRAM, assert_all_refuse, assert_nothing_left, end, everything
-from faults.hosts import Hosts, possible
+from faults.hosts import NEEDED, Hosts
 from lanes import full, needs
 from support import assert_unsaid
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 NOT_UCX = str(Path(lockstep.__file__).parent / "liblockstep_linalg.so")
 
 needs_ucx = needs(ucx.is_here(), ucx.WHY)
@@ -22,7 +22,7 @@ needs_ucx = needs(ucx.is_here(), ucx.WHY)
 @needs_ucx
 def test_collectives_over_ucx_are_right(hosts: Hosts) -> None:
     env = ucx.OVER_UCX | {"UCX_LOG_LEVEL": "info"}
-    processes = [hosts.start(host, PROGRAM, "none", env=env) for host in range(2)]
+    processes = [hosts.launch(host, PROGRAM, "none", env=env) for host in range(2)]
     statuses = end(processes, hosts)
     said = everything(hosts, 2)
     assert statuses == [0] * 2, said
@@ -56,7 +56,7 @@ def test_collectives_over_ucx_are_right(hosts: Hosts) -> None:
     ],
 )
 def test_where_ucx_cannot_be_used_all_raise(hosts: Hosts, env: dict[str, str], words: str) -> None:
-    processes = [hosts.start(host, PROGRAM, "none", env=env) for host in range(2)]
+    processes = [hosts.launch(host, PROGRAM, "none", env=env) for host in range(2)]
     statuses = end(processes, hosts)
     for host in range(2):
         assert statuses[host] != 0, hosts.said(host)

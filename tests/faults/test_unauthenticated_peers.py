@@ -13,8 +13,7 @@ import pytest
 
 from fake_job import peer
 from faults.harness import PROGRAMS
-from faults.hosts import possible, two_hosts
-from lanes import needs
+from faults.hosts import NEEDED, some_hosts
 from lockstep.system import memory_files
 from processes import clean_environ, free_port
 from support import assert_unsaid
@@ -46,16 +45,16 @@ def assert_refused(said: str) -> None:
     assert_unsaid("uses gloo", said)
 
 
-@needs(possible(), "no network namespaces here")
+@NEEDED
 @pytest.mark.timeout(TIMEOUT + 30)
 def test_a_peer_without_a_key_on_another_host_cannot_make_a_job_use_gloo(tmp_path: Path) -> None:
     """Process 1 is late, and a peer without the key takes its place in JAX's service."""
-    with two_hosts(tmp_path, forked=True) as hosts:
+    with some_hosts(tmp_path, forked=True) as hosts:
         hosts.write_key(0)
         program = tmp_path / "job.py"
         program.write_text(JOB)
-        job = hosts.start(0, program, "10.9.0.1:29500", agent=False)
-        intruder = hosts.start(1, PEER, "10.9.0.1:29500", forged(), agent=False)
+        job = hosts.launch(0, program, "10.9.0.1:29500", agent=False)
+        intruder = hosts.launch(1, PEER, "10.9.0.1:29500", forged(), agent=False)
         status = job.wait(TIMEOUT)
         said = hosts.said(0)
         assert status not in (0, None), said

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from faults.harness import PROGRAMS
-from faults.hosts import NAMES, Hosts, possible, some_hosts, two_hosts
-from lanes import full, needs
+from faults.hosts import NAMES, NEEDED, Hosts, some_hosts
+from lanes import full
 from lockstep.watchdog.silent_hosts import LIMIT
 from support import assert_unsaid, marked, wait_until
 
@@ -26,19 +26,19 @@ ABORT_SECONDS = HEARTBEAT / 2
 OWN_STATUS = (3, 0)
 """Of each process. With 0 a program goes the whole way out, JAX's handlers at exit included."""
 
-pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+pytestmark = NEEDED
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with two_hosts(tmp_path, forked=True) as hosts:
+    with some_hosts(tmp_path, forked=True) as hosts:
         yield hosts
 
 
 def start(hosts: Hosts) -> list[subprocess.Popen[bytes]]:
     """Runs the program on both, until they sum."""
     processes = [
-        hosts.start(host, PROGRAMS / "unreachable.py", str(HEARTBEAT), str(status))
+        hosts.launch(host, PROGRAMS / "unreachable.py", str(HEARTBEAT), str(status))
         for host, status in enumerate(OWN_STATUS)
     ]
     wait_for_steps(hosts)
@@ -70,7 +70,7 @@ def carrier(request: pytest.FixtureRequest, hosts: Hosts) -> str:
 def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts, carrier: str) -> None:
     processes = start(hosts)
     cut = time.monotonic()
-    hosts.cut()
+    hosts.pull()
     for host, process in enumerate(processes):
         # Without the watch process 0 waits forever, and JAX aborts process 1.
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -99,7 +99,7 @@ def test_a_deadline_names_the_link_that_is_cut_one_way(tmp_path: Path) -> None:
             hosts.write_key(host)
         limits = {"LOCKSTEP_COLLECTIVE_TIMEOUT": "8"}
         arguments = (PROGRAMS / "unreachable.py", "100", "3")
-        processes = [hosts.start(host, *arguments, env=limits) for host in range(3)]
+        processes = [hosts.launch(host, *arguments, env=limits) for host in range(3)]
         wait_until(lambda: all(len(hosts.lines(h, "step")) > 5 for h in range(3)), "steps", 60)
         hosts.mute(0, 1)
         for process in processes:

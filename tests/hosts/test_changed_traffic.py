@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import assert_unsaid
 from tampering import Attacker
 
-pytestmark = needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+pytestmark = NEEDED
 
 TIMEOUT = 120.0
 LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from lanes import needs
-from ssh_hosts import SshHosts, WrongClocks, possible, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, WrongClocks, ssh_hosts
 from support import assert_unsaid
 
 pytestmark = [
-    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
+    NEEDED,
     needs(bool(shutil.which("cc")), "needs a C compiler"),
     pytest.mark.full,
 ]

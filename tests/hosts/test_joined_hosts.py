@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from hosts.journal import JOIN, PROGRAM, TIMEOUT, Journal
-from lanes import needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
-pytestmark = [
-    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
-    pytest.mark.timeout(240),
-    pytest.mark.full,
-]
+pytestmark = [NEEDED, pytest.mark.timeout(240), pytest.mark.full]
 
 
 class Job(Journal):

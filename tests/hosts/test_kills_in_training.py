@@ -20,14 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
-pytestmark = [
-    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
-    pytest.mark.slow,
-]
+pytestmark = [NEEDED, pytest.mark.slow]
 
 KINDS = ("process", "agent", "guard", "host", "host of process 0", "link")
 KILLS = int(os.environ.get("KILLS", "5"))

@@ -14,14 +14,11 @@ from pathlib import Path
 import pytest
 
 from hosts.journal import JOINED, PROGRAM, TIMEOUT, Journal
-from lanes import full, needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from lanes import full
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
-pytestmark = [
-    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
-    pytest.mark.timeout(240),
-]
+pytestmark = [NEEDED, pytest.mark.timeout(240)]
 
 PORT = "29500"
 

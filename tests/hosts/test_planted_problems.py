@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lanes import full, needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from lanes import full
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import assert_unsaid
 
-pytestmark = needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+pytestmark = NEEDED
 
 PACKAGE = Path(lockstep.__file__).resolve().parent
 PROGRAM = "open('started', 'a').close()\n"

@@ -15,14 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
-pytestmark = [
-    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
-    pytest.mark.slow,
-]
+pytestmark = [NEEDED, pytest.mark.slow]
 
 TIMEOUT = 120.0
 KILLS = 50

@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
-pytestmark = [
-    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
-    pytest.mark.full,
-]
+pytestmark = [NEEDED, pytest.mark.full]
 
 TIMEOUT = 200.0
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint_restart.py"

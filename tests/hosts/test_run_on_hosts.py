@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from lanes import full, needs
-from ssh_hosts import SshHosts, pid_of, possible, ssh_hosts
+from lanes import full
+from ssh_hosts import NEEDED, SshHosts, pid_of, ssh_hosts
 from support import assert_unsaid
 
-pytestmark = needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+pytestmark = NEEDED
 
 TIMEOUT = 90.0
 LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]

@@ -9,13 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import DEVICE, SshHosts, possible, ssh_hosts
+from ssh_hosts import DEVICE, NEEDED, SshHosts, ssh_hosts
 
-pytestmark = [
-    needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them"),
-    pytest.mark.full,
-]
+pytestmark = [NEEDED, pytest.mark.full]
 
 TIMEOUT = 120.0
 NAMES = "abc"
