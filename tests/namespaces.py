@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -263,6 +264,11 @@ class Hosts:
             for pid in marked(self.mark)
             if (command := command_line(pid)) and same_host(pid, self._inits[name])
         }
+
+    def matching(self, name: str, pattern: str) -> list[int]:
+        """Those of them whose command lines match, in the order of their start."""
+        found = self.processes(name).items()
+        return sorted(pid for pid, command in found if re.search(pattern, command))
 
     def pids(self) -> set[int]:
         """Processes of all hosts that carry the mark, as seen from here."""

@@ -148,12 +148,9 @@ class SlurmHosts:
 
     def pids(self, pattern: str) -> list[int]:
         """The processes whose command lines match, in the order of their start."""
-        commands = {
-            pid: command
-            for name in self.hosts.names
-            for pid, command in self.hosts.processes(name).items()
-        }
-        return sorted(pid for pid, command in commands.items() if re.search(pattern, command))
+        return sorted(
+            pid for name in self.hosts.names for pid in self.hosts.matching(name, pattern)
+        )
 
     def assert_nothing_left(self, seconds: float = 15.0) -> None:
         """That neither processes nor files are left, but for those of Slurm."""

@@ -25,6 +25,8 @@ from namespaces import pid_of as pid_of
 from support import MARK, wait_until
 
 _SSHD = "/usr/sbin/sshd"
+ALL_BUT_SSHD = f"^(?!{_SSHD})"
+"""Processes but the sshd that takes connections."""
 
 
 @functools.cache
@@ -118,6 +120,15 @@ class SshHosts(Hosts):
     def ssh(self, *options: str) -> str:
         """The ssh command of a user who reaches all these hosts."""
         return shlex.join(["ssh", "-F", str(self.config), *options])
+
+    def agents(self, name: str) -> list[int]:
+        """The guard and the agent on a host, the guard first."""
+        # A third one would be in the engine's network; a job goes on without it.
+        return self.matching(name, "lockstep.hosts.host_agent")[:2]
+
+    def running(self) -> list[str]:
+        """The processes of `leftovers`."""
+        return [each for each in self.leftovers() if ": process " in each]
 
     def leftovers(self) -> list[str]:
         """Processes that sshd or a test started, run directories and shared memory."""

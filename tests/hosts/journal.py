@@ -95,11 +95,7 @@ class Journal:
         """Kills the process of a host once those of ``names`` have made steps in attempt 0."""
         for name in names:
             self.wait(0, name, "steps")
-        [pid] = [
-            pid
-            for pid, command in self.hosts.processes(host).items()
-            if "lockstep.processes.child_main" in command
-        ]
+        [pid] = self.hosts.matching(host, "lockstep.processes.child_main")
         os.kill(pid, signal.SIGKILL)
 
     def let_last_end(self) -> None:

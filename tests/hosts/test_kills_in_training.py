@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from ssh_hosts import NEEDED, SshHosts, ssh_hosts
+from ssh_hosts import ALL_BUT_SSHD, NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
 pytestmark = [NEEDED, pytest.mark.slow]
@@ -114,9 +114,7 @@ class Training:
         def look() -> bool:
             found.clear()
             for name in "bcdef":
-                commands = self.hosts.processes(name).items()
-                own = [pid for pid, words in commands if "lockstep.processes.child_main" in words]
-                if own:
+                if own := self.hosts.matching(name, "lockstep.processes.child_main"):
                     found[name] = own
             return len(found) == 3 or self.launcher.poll() is not None
 
@@ -141,24 +139,15 @@ class Training:
 
 
 def kill_on(hosts: SshHosts, kind: str, name: str) -> None:
-    found = hosts.processes(name)
-    agents = sorted(pid for pid, words in found.items() if "lockstep.hosts.host_agent" in words)
     if kind == "process":
-        agents = [pid for pid, words in found.items() if "processes.child_main" in words]
+        found = hosts.matching(name, "lockstep.processes.child_main")
     elif kind in ("agent", "guard"):
-        agents = agents[1:2] if kind == "agent" else agents[:1]
-    else:  # all but the sshd that takes connections
-        agents = [pid for pid, words in found.items() if not words.startswith("/usr/sbin/sshd")]
-        agents = [*agents, *(pid for pid in found if pid not in agents and _is_session(pid))]
-    for pid in agents:
+        found = hosts.agents(name)[kind == "agent" :][:1]
+    else:
+        found = hosts.matching(name, ALL_BUT_SSHD)
+    for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _is_session(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return b"sshd: " in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 def strike(
@@ -209,11 +198,7 @@ def test_a_training_ends_with_the_bits_of_an_undisturbed_one(
     assert not wrong, "\n".join(wrong)
     calm = Training(hosts, tmp_path / "calm")
     assert calm.finish() == weights
-    wait_until(lambda: not running(hosts), f"left: {running(hosts)}", 40.0)
+    wait_until(lambda: not hosts.running(), f"left: {hosts.running()}", 40.0)
     assert hosts.held_run_dirs() == []
     left = [each for each in hosts.leftovers() if "/dev/shm/" in each]
     assert left == []
-
-
-def running(hosts: SshHosts) -> list[str]:
-    return [each for each in hosts.leftovers() if ": process " in each]

@@ -50,26 +50,17 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
         yield made
 
 
-def matching(hosts: SshHosts, name: str, words: str) -> list[int]:
-    return sorted(pid for pid, command in hosts.processes(name).items() if words in command)
-
-
 def victims(hosts: SshHosts, kind: str, name: str, choose: random.Random) -> list[int]:
     if kind == "launcher":
-        found = matching(hosts, "a", "lockstep run")
+        found = hosts.matching("a", "lockstep run")
     elif kind == "ssh":
-        found = [
-            pid
-            for pid in matching(hosts, "a", "ssh -F")
-            if pid not in matching(hosts, "a", "lockstep run")
-        ]
+        found = hosts.matching("a", "^(?!.*lockstep run).*ssh -F")
     elif kind == "process":
-        found = matching(hosts, name, "lockstep.processes.child_main")
+        found = hosts.matching(name, "lockstep.processes.child_main")
+    elif kind == "agent":
+        found = hosts.agents(name)
     else:
-        found = matching(hosts, name, "lockstep.hosts.host_agent")
-    if kind == "agent":
-        # The third is in the engine's network; a job goes on without it.
-        found = found[:2]
+        found = hosts.matching(name, "lockstep.hosts.host_agent")
     if kind == "both of an agent" or not found:
         return found
     return [choose.choice(found)]
@@ -108,7 +99,7 @@ def test_a_kill_at_a_random_moment_leaves_no_process(
             hosts.cut(name)
         reached = [pid for pid in killed if kill(pid)]
         if not reached and kind != "link":
-            for pid in matching(hosts, "a", "lockstep run"):
+            for pid in hosts.matching("a", "lockstep run"):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
         try:
@@ -116,15 +107,10 @@ def test_a_kill_at_a_random_moment_leaves_no_process(
         except subprocess.TimeoutExpired:
             pytest.fail(f"{kind} on {name} after {moment:.2f} s: the launcher did not end")
         wait_until(
-            lambda: not running(hosts),
-            f"{kind} on {name} after {moment:.2f} s: an end of {running(hosts)}; {err.decode()}",
+            lambda: not hosts.running(),
+            f"{kind} on {name} after {moment:.2f} s: an end of {hosts.running()}; {err.decode()}",
             LEASE,
         )
     finally:
         if kind == "link":
             hosts.mend(name)
-
-
-def running(hosts: SshHosts) -> list[str]:
-    """All processes but those of sshd, whose connection may be cut."""
-    return [each for each in hosts.leftovers() if ": process " in each]

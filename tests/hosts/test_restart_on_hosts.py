@@ -22,11 +22,7 @@ LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]
 
 def assert_nothing_runs(hosts: SshHosts) -> None:
     """A host that was taken down has kept its files."""
-
-    def running() -> list[str]:
-        return [each for each in hosts.leftovers() if ": process " in each]
-
-    wait_until(lambda: not running(), "an end of all processes", 40.0)
+    wait_until(lambda: not hosts.running(), "an end of all processes", 40.0)
 
 
 def lose_while_it_trains(hosts: SshHosts, lost: str, on: str, words: list[str]) -> tuple[str, str]:

@@ -197,18 +197,12 @@ def test_kill_of_the_launcher_leaves_no_process_on_any_host(
     hosts.assert_nothing_left()
 
 
-def agents(hosts: SshHosts, name: str) -> list[int]:
-    """The guard and the agent on a host, the guard first."""
-    found = hosts.processes(name)
-    return sorted(pid for pid, words in found.items() if "lockstep.hosts.host_agent" in words)
-
-
 @pytest.mark.parametrize("which", [0, full(1)])
 def test_kill_of_an_agent_ends_the_job_and_names_the_host(
     hosts: SshHosts, tmp_path: Path, which: int
 ) -> None:
     started = start(hosts, tmp_path, SLEEP, "--hosts", "a,b,c", "--grace", "1")
-    os.kill(agents(hosts, "b")[which], signal.SIGKILL)
+    os.kill(hosts.agents("b")[which], signal.SIGKILL)
     _, err = started.communicate(timeout=TIMEOUT)
     assert started.returncode == 1
     said = err.decode()
@@ -224,8 +218,7 @@ def test_an_ssh_of_this_machine_that_is_killed_is_not_called_the_agent(
     hosts: SshHosts, tmp_path: Path
 ) -> None:
     started = start(hosts, tmp_path, SLEEP, "--hosts", "a,b,c", "--grace", "1")
-    found = hosts.processes("a")
-    [ssh] = [pid for pid, words in found.items() if words.startswith("ssh ") and "-- b " in words]
+    [ssh] = hosts.matching("a", "^ssh .*-- b ")
     os.kill(ssh, signal.SIGKILL)
     _, err = started.communicate(timeout=TIMEOUT)
     assert re.search(

@@ -19,7 +19,6 @@ HOSTS = "bcde"
 LAUNCHER = "a"
 PROGRAM = Path(__file__).parent / "training.py"
 ATTEMPT = re.compile(r"^lockstep: attempt (\d+) starts", re.MULTILINE)
-AGENT = "lockstep.hosts.host_agent"
 
 
 def wait(condition: Callable[[], object], seconds: float) -> bool:
@@ -96,16 +95,8 @@ class Job:
                     return pid
         return None
 
-    def agents(self, host: str) -> list[int]:
-        """The guard and the agent of a host."""
-        found = self.hosts.processes(host).items()
-        return sorted(pid for pid, words in found if AGENT in words)[:2]
-
     def launchers(self) -> list[int]:
-        found = self.hosts.processes(LAUNCHER).items()
-        return sorted(
-            pid for pid, words in found if "lockstep run" in words and "sh -c" not in words
-        )
+        return self.hosts.matching(LAUNCHER, "^(?!.*sh -c).*lockstep run")
 
     def ask_to_end(self) -> None:
         (self.folder / "end").touch()

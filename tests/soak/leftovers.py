@@ -13,11 +13,7 @@ LEASE = 45.0
 
 def left_over(hosts: SshHosts, names: Iterable[str]) -> list[str]:
     """Processes, run directories in use, shared memory and ports, after the longest lease."""
-
-    def running() -> list[str]:
-        return [each for each in hosts.leftovers() if ": process " in each]
-
-    wait(lambda: not running(), LEASE)
+    wait(lambda: not hosts.running(), LEASE)
     found = [f"left: {each}" for each in hosts.leftovers() if "lockstep-run-" not in each]
     for name in names:
         found += [f"left, in use: {path}" for path in hosts.held_run_dirs([name])]

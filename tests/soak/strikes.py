@@ -15,7 +15,7 @@ from pathlib import Path
 from soak.bad_link import BadLink, Quality
 from soak.chaos_job import LAUNCHER, Job, wait
 from soak.faults import Fault
-from ssh_hosts import SshHosts
+from ssh_hosts import ALL_BUT_SSHD, SshHosts
 
 PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
 _QUALITIES = {
@@ -62,7 +62,7 @@ def plant(job: Job, fault: Fault, saved: Path, clocks: dict[str, Path]) -> Plant
 
 
 def _plant(job: Job, kind: str, host: str, pid: int, saved: Path, clocks: dict[str, Path]) -> Lift:
-    agents = job.agents(host)
+    agents = job.hosts.agents(host)
     if kind == "process killed":
         return _kill([pid])
     if kind == "agent killed":
@@ -70,7 +70,7 @@ def _plant(job: Job, kind: str, host: str, pid: int, saved: Path, clocks: dict[s
     if kind == "guard killed":
         return _kill(agents[:1])
     if kind in ("host killed", "process 0's host killed"):
-        return _kill(_all_of(job, host))
+        return _kill(job.hosts.matching(host, ALL_BUT_SSHD))
     if kind == "process stopped":
         return _stop([pid])
     if kind == "agent stopped":
@@ -118,12 +118,6 @@ def _kill(pids: list[int]) -> Lift:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return lambda: None
-
-
-def _all_of(job: Job, host: str) -> list[int]:
-    """All but the sshd that takes connections."""
-    found = job.hosts.processes(host).items()
-    return [pid for pid, words in found if not words.startswith("/usr/sbin/sshd")]
 
 
 def _stop(pids: list[int]) -> Lift:
