@@ -13,8 +13,7 @@
 #include "control/network/endpoint.h"
 #include "hosts.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::aborts {
 
 constexpr int kStuck = 8;
 // So long that an abort which waits for a stuck peer comes after the end of any test.
@@ -108,5 +107,4 @@ TEST(an_abort_does_not_keep_the_progress_thread_from_reading) {
     CHECK_CONTAINS(crowd.read_abort(process), "process 9 has ended, or its host");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::aborts

@@ -10,8 +10,7 @@
 #include "hosts.h"
 #include "transport/tcp/acceptor.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::acceptors {
 
 bool reports_input(const Descriptor& epoll) {
   epoll_event event;
@@ -82,5 +81,4 @@ TEST(many_processes_at_a_time) {
   CHECK(!host.arena->aborted());
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::acceptors

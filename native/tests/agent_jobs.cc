@@ -14,8 +14,7 @@
 #include "core/job.h"
 #include "hosts.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::agent_jobs {
 
 // No test reaches it.
 constexpr double kLong = 60;
@@ -152,5 +151,4 @@ TEST(an_agent_that_starts_again) {
   CHECK_EQUAL(status, 0);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::agent_jobs

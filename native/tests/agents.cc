@@ -18,8 +18,7 @@
 #include "core/clique.h"
 #include "hosts.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::agents {
 
 // No test reaches it.
 constexpr double kLong = 60;
@@ -325,5 +324,4 @@ TEST(a_note_of_a_failed_job_may_take_its_time) {
   CHECK(sent.get());
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::agents

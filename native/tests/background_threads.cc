@@ -9,8 +9,7 @@
 #include "check.h"
 #include "harness.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::background_threads {
 
 TEST(what_a_program_needs_does_not_wait_for_what_watchdogs_do) {
   constexpr int kMost = static_cast<int>(BackgroundThreads::kMost);
@@ -58,5 +57,4 @@ TEST(what_takes_long_keeps_nothing_else_waiting) {
   CHECK_EQUAL(done.load(), 100);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::background_threads

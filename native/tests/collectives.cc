@@ -5,8 +5,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::collectives {
 
 constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
 
@@ -115,5 +114,4 @@ TEST(more_ranks_than_cores) {
     });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::collectives

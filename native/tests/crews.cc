@@ -1,4 +1,5 @@
 // Ranks that share their leader's work: every part is done once, and by several of them.
+#include <random>
 #include <thread>
 
 #include "check.h"
@@ -7,8 +8,7 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::crews {
 
 using namespace std::chrono_literals;
 
@@ -115,5 +115,4 @@ TEST(collectives_of_ranks_with_cores_of_their_own) {
       });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::crews

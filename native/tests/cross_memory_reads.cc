@@ -12,8 +12,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::cross_memory_reads {
 
 using Piece = MemoryPiece;
 
@@ -292,5 +291,4 @@ TEST(lengths_that_differ) {
   }
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::cross_memory_reads

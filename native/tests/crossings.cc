@@ -10,8 +10,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::crossings {
 
 constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
 
@@ -253,5 +252,4 @@ TEST(an_algorithm_that_does_not_exist) {
   CHECK_EQUAL(prescribed_algorithms("all-reduce=ring:3MiB")[0].max_bytes, std::size_t{3} << 20);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::crossings

@@ -19,8 +19,9 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::deferred_connections {
+
+using lockstep::deferred_connections;  // the function, whose name is that of this namespace
 
 const std::vector<int> kTwoHosts{0, 0, 0, 1, 1, 1};
 
@@ -357,5 +358,4 @@ TEST(a_failure_whose_neighbors_have_ended) {
   CHECK_CONTAINS(outcomes[2].error, "no more of this");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::deferred_connections

@@ -25,8 +25,7 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::endpoints {
 
 constexpr double kSoon = 4;
 
@@ -380,5 +379,4 @@ TEST(a_recorded_conversation_played_again) {
   CHECK(!host.arena->aborted());
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::endpoints

@@ -12,8 +12,7 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::failure_detectors {
 
 const std::string kWord = "lockstep: what the watchdog knows.";
 
@@ -183,5 +182,4 @@ TEST(a_program_that_has_ended_and_a_watchdog_that_is_silent) {
   CHECK_CONTAINS(outcomes[0].error, "waits for process 3, whose program has ended");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::failure_detectors

@@ -11,8 +11,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::failures {
 
 constexpr double kSoon = 0.5;
 
@@ -293,5 +292,4 @@ TEST(a_limit_beyond_all_clocks_is_no_limit) {
   });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::failures

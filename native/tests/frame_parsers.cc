@@ -19,8 +19,7 @@
 #include "hosts.h"
 #include "transport/tcp/frame_parser.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::frame_parsers {
 
 using Bytes = std::vector<std::byte>;
 using Random = std::mt19937_64;
@@ -263,5 +262,4 @@ TEST(changed_frames) {
   std::printf("%.0f frames, %d conversations, %d refused\n", done, conversations, refused);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::frame_parsers

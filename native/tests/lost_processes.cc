@@ -19,8 +19,7 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::lost_processes {
 
 TEST(a_process_that_is_gone_and_one_that_took_leave) {
   for (const bool leaves : {false, true}) {
@@ -212,5 +211,4 @@ TEST(a_send_goes_on_while_another_process_has_left) {
   CHECK(Clock::now() - start >= std::chrono::seconds(1));
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::lost_processes

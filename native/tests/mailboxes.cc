@@ -6,8 +6,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::mailboxes {
 
 constexpr std::size_t kSizes[] = {0, 1, 7, 4096, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300'001};
 
@@ -118,5 +117,4 @@ TEST(a_rank_that_does_not_exist) {
   });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::mailboxes

@@ -30,8 +30,7 @@ struct CpuCliqueKeys : CpuCliqueKey {
 
 }  // namespace xla::cpu
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::memberships {
 
 using xla::cpu::CpuCliqueKey;
 using Lists = std::vector<DeviceList>;
@@ -275,5 +274,4 @@ TEST(a_key_left_behind_by_an_earlier_call) {
   });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::memberships

@@ -18,8 +18,7 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::messages {
 
 using Bytes = std::vector<std::byte>;
 
@@ -375,5 +374,4 @@ TEST(the_interface_of_c) {
   CHECK_EQUAL(status, 0);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::messages

@@ -5,8 +5,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::mismatches {
 
 struct Pair {
   Case a, b;
@@ -162,5 +161,4 @@ TEST(a_reduction_that_the_type_does_not_have) {
       CHECK_CONTAINS(outcome.error, "no reduction max for c64");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::mismatches

@@ -20,8 +20,7 @@ int lockstep_nccl_start(const char* path, int process, int processes, int attemp
                         const char* label, int count, const int* ids, std::uint32_t (*site)());
 }
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::nccl_profiler {
 
 using nccl::Event5;
 
@@ -120,5 +119,4 @@ TEST(threads_that_dispatch_and_threads_that_see_kernels) {
   munmap(memory, size);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::nccl_profiler

@@ -6,8 +6,7 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::networks {
 
 TEST(a_job_of_one_host_reaches_no_process) {
   run_healthy(layout("2x1"), {}, [](Rank& rank) {
@@ -36,5 +35,4 @@ TEST(a_job_of_several_hosts_reports_ends_of_its_own_host) {
   });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::networks

@@ -8,8 +8,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::numerics {
 
 template <typename T>
 std::vector<T> all_reduce(Communicator& end, DType dtype, Reduction reduction,
@@ -134,5 +133,4 @@ TEST(complex_product_is_the_product_of_complex_numbers) {
   });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::numerics

@@ -29,8 +29,7 @@ struct CpuCollectives {
 };
 }  // namespace xla::cpu
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::origins {
 
 using xla::cpu::CpuCollectives;
 
@@ -149,5 +148,4 @@ TEST(calls_that_never_show_a_program_are_reported_once) {
   CHECK_EQUAL(said_of_origins(1, 5000, -1), "");  // process 0 says it for all
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::origins

@@ -10,8 +10,7 @@
 #include "hosts.h"
 #include "transport/tcp/frame_parser.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::posted_receives {
 
 constexpr std::size_t kPayload = 1000;
 constexpr std::uint32_t kSlots = 4;
@@ -163,5 +162,4 @@ TEST(withdrawing_waits_for_bytes_that_are_being_written) {
   }
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::posted_receives

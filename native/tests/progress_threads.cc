@@ -35,8 +35,7 @@ static std::atomic<std::size_t> refused_from{SIZE_MAX};
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::progress_threads {
 
 TEST(want_of_memory_fails_the_job_with_a_text) {
   Impostor one;
@@ -225,5 +224,4 @@ TEST(the_key_is_wiped_from_memory) {
 }
 #endif
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::progress_threads

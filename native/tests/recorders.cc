@@ -13,8 +13,7 @@
 #include "model.h"
 #include "recorder/recorder.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::recorders {
 
 constexpr std::size_t kRings = 4096 + 65536;
 constexpr std::size_t kRingHeader = 64;
@@ -323,5 +322,4 @@ TEST(a_recorder_without_a_file_goes_on_in_memory) {
   CHECK(Recorder::begin(nullptr, call, 1, 0, 0).entry == nullptr);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::recorders

@@ -8,8 +8,7 @@
 #include "check.h"
 #include "hosts.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::refusal_logs {
 
 TEST(further_refusals_are_counted) {
   const Stderr said;
@@ -31,5 +30,4 @@ TEST(further_refusals_are_counted) {
   CHECK_EQUAL(log.total(), std::size_t{4});
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::refusal_logs

@@ -13,8 +13,7 @@
 #include "check.h"
 #include "hosts.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::releases {
 
 // A release costs no frame of its own.
 TEST(a_release_goes_with_the_next_frame) {
@@ -61,5 +60,4 @@ TEST(a_release_does_not_wait_for_a_thread_that_sends) {
   CHECK_EQUAL(error, "over");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::releases

@@ -10,8 +10,7 @@
 #include "harness.h"
 #include "hosts.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::requests {
 
 using Response = Requests::Response;
 using namespace std::chrono_literals;
@@ -187,5 +186,4 @@ TEST(a_difference_is_an_error_also_where_the_comparison_is_cut_short) {
   for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "different collectives");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::requests

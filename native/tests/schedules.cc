@@ -7,8 +7,7 @@
 #include "harness.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::schedules {
 
 struct Step {
   std::size_t group;
@@ -125,5 +124,4 @@ TEST(many_small_operations) {
       });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::schedules

@@ -21,8 +21,7 @@
 #include "hosts.h"
 #include "model.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::segments {
 
 struct File {
   int fd;
@@ -232,5 +231,4 @@ TEST(a_process_that_died_while_it_wrote_the_text) {
   CHECK_CONTAINS(arena.abort_text(), "another process failed and left no text");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::segments

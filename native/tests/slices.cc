@@ -2,8 +2,7 @@
 #include "check.h"
 #include "collectives/slice.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::slices {
 
 TEST(slices_cover_a_vector_once) {
   for (const std::size_t width : {1, 2, 4, 8, 16, 128})
@@ -30,5 +29,4 @@ TEST(slices_are_even) {
   CHECK_EQUAL(last.count, 4U);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::slices

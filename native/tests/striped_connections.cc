@@ -23,8 +23,7 @@
 #include "transport/tcp/sender_threads.h"
 #include "transport/tcp/stripe_readers.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::striped_connections {
 
 constexpr std::size_t kPayload = std::size_t{512} << 10;
 constexpr std::size_t kSlot = kSlotHeader + kPayload;
@@ -294,5 +293,4 @@ TEST(a_killed_process_with_stripes_on_their_way) {
     CHECK_CONTAINS(outcomes[static_cast<std::size_t>(rank)].error, "process 3 ");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::striped_connections

@@ -12,8 +12,7 @@
 #include "check.h"
 #include "transport/tcp/channels.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::stripes {
 
 constexpr std::size_t kPayload = std::size_t{400} << 10;
 constexpr std::size_t kSlot = kSlotHeader + kPayload;
@@ -264,5 +263,4 @@ TEST(withdrawing_is_not_kept_waiting) {
   for (std::thread& reader : readers) reader.join();
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::stripes

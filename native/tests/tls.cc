@@ -5,8 +5,7 @@
 #include "check.h"
 #include "tls_wires.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::tls {
 
 TEST(one_key_opens_a_connection_both_ways) {
   Pair pair;
@@ -272,5 +271,4 @@ TEST(keys_of_wrong_length) {
                    "has " + std::to_string(length) + " bytes", "16 to 64");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::tls

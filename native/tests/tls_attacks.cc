@@ -6,8 +6,7 @@
 #include "tls_wires.h"
 #include "transport/tcp/tls.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::tls_attacks {
 
 TEST(another_key_is_refused_by_both) {
   Pair pair(shared(), another());
@@ -310,5 +309,4 @@ TEST(only_this_version_and_this_name) {
   }
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::tls_attacks

@@ -7,8 +7,7 @@
 #include "tls_wires.h"
 #include "transport/tcp/tls_records.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::tls_record_attacks {
 
 using records::ContentType;
 
@@ -204,5 +203,4 @@ TEST(good_records_before_a_bad_one) {
   CHECK_EQUAL(moved, 0U);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::tls_record_attacks

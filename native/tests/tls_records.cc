@@ -9,8 +9,7 @@
 #include "tls_wires.h"
 #include "transport/tcp/openssl.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::tls_records {
 
 using records::ContentType;
 
@@ -287,5 +286,4 @@ TEST(any_sizes_in_any_parts) {
   }
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::tls_records

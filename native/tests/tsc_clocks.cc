@@ -7,8 +7,7 @@
 #include "check.h"
 #include "recorder/tsc_clock.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::tsc_clocks {
 
 using std::chrono::milliseconds;
 
@@ -62,5 +61,4 @@ TEST(a_quick_clock_never_goes_back) {
   CHECK_EQUAL(went_back.load(), 0);
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::tsc_clocks

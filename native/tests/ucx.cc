@@ -16,8 +16,7 @@
 #include "model.h"
 #include "transport/ucx/ucx_transport.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::ucx {
 
 const ChannelId kChannel{7, 2, 1};
 
@@ -379,5 +378,4 @@ TEST(a_process_that_sends_over_tcp) {
   CHECK_CONTAINS(errors[0] + errors[1], "what this process sends over");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::ucx

@@ -12,8 +12,7 @@
 #include "model.h"
 #include "tls_wires.h"
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::unencrypted {
 
 // What a process waits for one that refuses it, in seconds.
 constexpr double kSoon = 4;
@@ -133,5 +132,4 @@ TEST(collectives_and_permutes) {
       });
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::unencrypted
