@@ -4,7 +4,8 @@ imports go round in a circle."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,15 @@ EFFECTS = {
 HEAVY = {"jax", "jaxlib", "numpy", "rich"}
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> tuple[str, ...]:
     """Every module, or name of a module, that a file imports, at its top or later."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    return tuple(
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    )
 
 
 def part(path: Path) -> str:

@@ -43,7 +43,7 @@ TEST(each_part_is_done_once) {
     Members members(helpers, 100us);
     std::mt19937 random(7);
     std::vector<int> counts;
-    for (int task = 0, tasks = rounds(20'000, 2'000); task < tasks; ++task) {
+    for (int task = 0, tasks = rounds(20'000, 500); task < tasks; ++task) {
       const std::uint32_t parts = random() % 40;
       counts.assign(parts, 0);
       members.crew.run(parts, [&](std::uint32_t part) noexcept { ++counts[part]; });
@@ -107,7 +107,7 @@ void within_a_process(Rank& rank) {
 }
 
 TEST(collectives_of_ranks_with_cores_of_their_own) {
-  for (const char* name : {"2x2", "2x4", "3+1"})
+  for (const char* name : sample<const char*>({"2x2", "3+1", "2x4"}, 1))
     for (const Harness harness : {Harness::kThreads, Harness::kHosts})
       run_healthy(layout(name), {.harness = harness, .cores = 8}, [](Rank& rank) {
         every_collective(rank);

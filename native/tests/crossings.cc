@@ -101,7 +101,7 @@ TEST(pieces) {
 }
 
 TEST(in_place) {
-  for (const Hosts& hosts : sample(all_hosts(), 4))
+  for (const Hosts& hosts : sample(all_hosts(), 3))
     for (const char* text : {"", "all-reduce=halving-doubling", "all-reduce=direct",
                              "all-reduce=ring", "all-reduce=recursive-doubling"})
       run_on(hosts, text, [](Rank& rank) {
@@ -114,7 +114,7 @@ TEST(in_place) {
 // The sums depend on their order. So do min and max of zeros of both signs: the order decides which
 // of two equal operands they return.
 TEST(the_same_bits_on_all_ranks_and_in_every_run) {
-  for (const Hosts& hosts : sample(all_hosts(), 5))
+  for (const Hosts& hosts : sample(all_hosts(), 3))
     for (const char* text : {"", "all-reduce=halving-doubling", "all-reduce=direct",
                              "all-reduce=ring", "all-reduce=recursive-doubling"}) {
       const auto body = [](Rank& rank) {

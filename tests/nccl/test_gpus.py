@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lanes import full
 from lockstep._errors import ConfigError
 from lockstep.hosts import host_attempt
 from lockstep.nccl import gpus
@@ -272,13 +273,13 @@ SHOW = "import os; print(os.environ.get('JAX_LOCAL_DEVICE_IDS'), os.environ.get(
 
 @pytest.mark.usefixtures("four_gpus")
 def test_the_launcher_gives_each_process_its_gpus() -> None:
-    result = run_lockstep(["--platform", "cuda"], SHOW, d=2)
+    result = run_lockstep(["--platform", "cuda"], SHOW, d=2, forked=True)
     assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
 
 
 def test_amd_s_gpus_are_chosen_alike() -> None:
     shown = {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}
-    result = run_lockstep(["--platform", "rocm"], SHOW, d=2, env={**os.environ, **shown})
+    result = run_lockstep(["--platform", "rocm"], SHOW, d=2, env=shown, forked=True)
     assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
 
 
@@ -286,7 +287,7 @@ def test_amd_s_gpus_are_chosen_alike() -> None:
     ("joins", "ids"),
     [
         ("", "2,3"),
-        ("lockstep.initialize()", "2,3"),
+        full("lockstep.initialize()", "2,3"),
         ("lockstep.initialize(local_device_ids=[1])", "1"),  # what the program says counts
     ],
 )
@@ -298,14 +299,14 @@ from jax._src import xla_bridge
 {joins}
 print(xla_bridge.CUDA_VISIBLE_DEVICES.value)
 """
-    environ = {**os.environ, "JAX_LOCAL_DEVICE_IDS": "2,3"}
+    environ = {"JAX_LOCAL_DEVICE_IDS": "2,3"}
     result = run_lockstep(["--platform", "cpu"], program, env=environ)
     assert result.by_process == {0: [ids], 1: [ids]}, result
 
 
 @pytest.mark.usefixtures("four_gpus")
 def test_the_launcher_refuses_more_processes_than_gpus() -> None:
-    result = run_lockstep(["--platform", "cuda"], SHOW, n=6, expect_status=2)
+    result = run_lockstep(["--platform", "cuda"], SHOW, n=6, expect_status=2, forked=True)
     assert "6 processes with 1 GPU each need 6 GPUs, and this host shows 4." in result.stderr
     assert "--oversubscribe" in result.stderr
 
@@ -313,7 +314,7 @@ def test_the_launcher_refuses_more_processes_than_gpus() -> None:
 @pytest.mark.usefixtures("four_gpus")
 def test_the_launcher_refuses_more_gpus_than_there_are_for_those_that_share_too() -> None:
     options = ["--platform", "cuda", "--oversubscribe"]
-    result = run_lockstep(options, SHOW, n=2, d=5, expect_status=2)
+    result = run_lockstep(options, SHOW, n=2, d=5, expect_status=2, forked=True)
     assert "-d 5 asks for 5 GPUs for each process, and this host shows 4." in result.stderr
 
 
@@ -356,7 +357,7 @@ def test_nccl_takes_the_network_of_the_job(
 
 @pytest.mark.usefixtures("four_gpus")
 def test_on_cpus_nothing_is_set() -> None:
-    result = run_lockstep(["--platform", "cpu"], SHOW)
+    result = run_lockstep(["--platform", "cpu"], SHOW, forked=True)
     assert result.by_process == {0: ["None None"], 1: ["None None"]}, result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Collection
 from typing import Any
@@ -23,7 +24,7 @@ from lockstep.flight_recorder.program_difference import (
 from lockstep.flight_recorder.program_difference import (
     MESH as MESH_OF,
 )
-from lockstep.programs.difference import explain
+from lockstep.programs.difference import Lowered, explain
 from programs.planted import MESH, STATEMENTS, Statement, argument, line_of, lowered
 
 GROUPS = ((1,), (0, 2))
@@ -69,12 +70,16 @@ def test_a_difference_in_a_jitted_lambda_is_named() -> None:
     assert_names(explain(one, two, GROUPS), statement, ("3.0", "2.0"), {line_of(1)})
 
 
+@functools.cache
+def alone(name: str, choice: str) -> Lowered:
+    """A program with one statement of the table: several differences are planted in each."""
+    return lowered(["v = v + w", STATEMENTS[name].line(choice, "v", "w"), "w = w * v"])
+
+
 @pytest.mark.parametrize(("name", "planted", "other"), ALONE)
 def test_a_difference_of_each_kind_is_named(name: str, planted: str, other: str) -> None:
-    statement = STATEMENTS[name]
-    first, last = "v = v + w", "w = w * v"
-    one, two = (lowered([first, statement.line(c, "v", "w"), last]) for c in (planted, other))
-    assert_names(explain(one, two, GROUPS), statement, (planted, other), {line_of(1)})
+    found = explain(alone(name, planted), alone(name, other), GROUPS)
+    assert_names(found, STATEMENTS[name], (planted, other), {line_of(1)})
 
 
 Line = tuple[str, str, bool]

@@ -69,7 +69,7 @@ has_subtests = int(pytest.__version__.partition(".")[0]) >= 9
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = project(tmp_path_factory.mktemp("project"), TESTS + SUBTESTS * has_subtests, CONFTEST)
-    status, text = session(folder, "-v")
+    status, text = session(folder, "-v", "--lockstep-preload=jax")
     assert status == 1, text
     return text
 
