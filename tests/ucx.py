@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from lockstep.system import ucx
 
 WHY = "no UCX (Debian and Ubuntu: apt install libucx0)"
@@ -13,6 +15,7 @@ OVER_UCX = {
 }
 
 
+@functools.cache  # the search starts a process
 def library() -> str:
     found = ucx.found(None)
     return found[0] if found else ""
