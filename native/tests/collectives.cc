@@ -7,8 +7,6 @@
 
 namespace lockstep::testing::collectives {
 
-constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
-
 // A job on every layout as threads, and on some as forked processes: the same code runs in both.
 void on_all_layouts(const std::function<void(Rank&)>& body) {
   for (const Layout& layout : all_layouts()) run_healthy(layout, {}, body);
@@ -68,7 +66,7 @@ TEST(around_every_boundary) {
           const bool moves = op == Op::kAllGather || op == Op::kAllToAll;
           if (moves && dtype != DType::kF32) continue;
           if (op != Op::kAllReduce && count * size_of(dtype) > clique.capacity() + 64) continue;
-          run_case(*end, {op, dtype, reductions_of(op, dtype)[0], count, 11});
+          run_case(*end, case_of(op, dtype, count, 11));
         }
   });
 }
@@ -95,9 +93,7 @@ TEST(groups_inside_a_job) {
       for (const auto& group : groups) {
         if (std::ranges::find(group, rank.index) == group.end()) continue;
         const auto end = rank.end(group);
-        for (const Op op : kOps)
-          for (const std::size_t count : {5, 30'000})
-            run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], count, 3});
+        for (const std::size_t count : {5, 30'000}) run_all(*end, DType::kI32, count, 3);
       }
     });
 }
@@ -109,8 +105,7 @@ TEST(more_ranks_than_cores) {
     run_healthy(crowd, {.harness = harness, .oversubscribed = true, .cores = 1}, [](Rank& rank) {
       const auto end = rank.all();
       for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(rounds(40, 10)); ++i)
-        for (const Op op : kOps)
-          run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], i * 25, i});
+        run_all(*end, DType::kI32, i * 25, i);
     });
 }
 

@@ -12,8 +12,6 @@
 
 namespace lockstep::testing::crossings {
 
-constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
-
 struct Hosts {
   const char* name;
   std::vector<int> process_of;  // of each rank
@@ -95,7 +93,7 @@ TEST(pieces) {
             if (*text != 0 && op != Op::kAllReduce) continue;
             const bool whole = op == Op::kAllReduce;
             const std::size_t count = std::max<std::size_t>(1, bytes / 8 / (whole ? 1 : size));
-            run_case(*end, {op, DType::kF64, reductions_of(op, DType::kF64)[0], count, ++seed});
+            run_case(*end, case_of(op, DType::kF64, count, ++seed));
           }
       });
 }
@@ -161,7 +159,7 @@ TEST(messages_of_a_small_collective_grow_with_the_logarithm_of_the_hosts) {
       const Clique& clique = rank.job.clique(rank.layout.devices());
       for (const Op op : kOps) {
         const std::size_t before = clique.messages_sent();
-        run_case(*end, {op, DType::kF64, reductions_of(op, DType::kF64)[0], 16, 1});
+        run_case(*end, case_of(op, DType::kF64, 16, 1));
         const std::size_t sent = clique.messages_sent() - before;
         const bool reduces = op == Op::kAllReduce || op == Op::kReduceScatter;
         // Recursive doubling takes two more, for log2 H rounded down, if H is no power of two.
@@ -199,9 +197,7 @@ TEST(groups_of_some_hosts) {
     for (const auto& group : groups) {
       if (std::ranges::find(group, rank.index) == group.end()) continue;
       const auto end = rank.end(group);
-      for (const Op op : kOps)
-        for (const std::size_t count : {5, 30'000})
-          run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], count, 3});
+      for (const std::size_t count : {5, 30'000}) run_all(*end, DType::kI32, count, 3);
     }
   });
 }
@@ -227,7 +223,7 @@ TEST(an_algorithm_up_to_a_size) {
     const Clique& clique = rank.job.clique(rank.layout.devices());
     for (const auto& [op, count, messages] : all) {
       const std::size_t before = clique.messages_sent();
-      run_case(*end, {op, DType::kF32, reductions_of(op, DType::kF32)[0], count, 1});
+      run_case(*end, case_of(op, DType::kF32, count, 1));
       CHECK_EQUAL(clique.messages_sent() - before, messages);
     }
   });

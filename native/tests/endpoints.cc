@@ -27,8 +27,6 @@
 
 namespace lockstep::testing::endpoints {
 
-constexpr double kSoon = 4;
-
 TEST(messages_and_their_releases) {
   Two two;
   for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);
@@ -78,25 +76,16 @@ TEST(messages_before_their_stream_is_open) {
 
 TEST(another_key_on_one_host) {
   Host hosts[2];
-  std::string errors[2];
   const Stderr said;
-  std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8, kNonce, kSoon)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, kSoon));
-  other.join();
-  for (const std::string& error : errors)
+  for (const std::string& error : errors_of_joining(hosts, {.second_key = 8}))
     CHECK_CONTAINS(error, "has no encrypted connection to process", "same key",
                    "LOCKSTEP_KEY_FILE");
 }
 
 TEST(processes_of_another_job) {
   Host hosts[2];
-  std::string errors[2];
   const Stderr said;
-  std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, 5, kSoon)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, 6, kSoon));
-  other.join();
+  const auto errors = errors_of_joining(hosts, {.nonces = {6, 5}});
   said.wait_for("it belongs to another job");
   // The one that is refused first does not stay to answer the other.
   CHECK_CONTAINS(errors[0] + errors[1], "has refused the connection of process",

@@ -22,14 +22,14 @@ void stay_away(Rank& rank) {
   CHECK(rank.job.arena().aborted());
 }
 
-Case small(Op op) { return {op, DType::kF32, reductions_of(op, DType::kF32)[0], 10, 1}; }
+Case small(Op op) { return case_of(op, DType::kF32, 10, 1); }
 
 std::string name(Op op) { return name_of(op); }
 
 TEST(a_process_that_never_comes) {
   for (const Harness harness : kAll)
     for (const char* where : sample<const char*>({"3x2", "2x2", "4x1"}, 1))
-      for (const Op op : {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll}) {
+      for (const Op op : kOps) {
         const auto outcomes =
             run_job(layout(where), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
               const auto end = rank.all();

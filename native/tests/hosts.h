@@ -84,6 +84,25 @@ struct Host {
   WaitLimits limits() const { return {&arena->header().abort_state, Deadline(20), {}}; }
 };
 
+// Two hosts join each other and cannot: the error of each. A host has this key and this job.
+struct Joining {
+  unsigned char second_key = 7;
+  std::uint64_t nonces[2] = {kNonce, kNonce};
+  double timeout_seconds = 4;  // of one that waits for the one that refuses it
+};
+inline std::array<std::string, 2> errors_of_joining(Host (&hosts)[2], const Joining& how = {}) {
+  std::array<std::string, 2> errors;
+  const auto join = [&](int process, unsigned char secret) {
+    const std::string& other = hosts[1 - process].listener.address;
+    errors[static_cast<std::size_t>(process)] = ERROR_OF(
+        hosts[process].join(process, other, secret, how.nonces[process], how.timeout_seconds));
+  };
+  std::thread second(join, 1, how.second_key);
+  join(0, 7);
+  second.join();
+  return errors;
+}
+
 // The network of a job on several hosts is an endpoint.
 inline Endpoint& endpoint_of(Job& job) { return dynamic_cast<Endpoint&>(job.network()); }
 

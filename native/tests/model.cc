@@ -272,4 +272,19 @@ void run_permute(Communicator& end, const std::vector<Edge>& edges, std::size_t 
               "permute of " + std::to_string(bytes) + " bytes from rank " + std::to_string(source));
 }
 
+Case case_of(Op op, DType dtype, std::size_t count, std::uint32_t seed) {
+  return {op, dtype, reductions_of(op, dtype)[0], count, seed};
+}
+
+void run_all(Communicator& end, DType dtype, std::size_t count, std::uint32_t seed) {
+  for (const Op op : kOps) run_case(end, case_of(op, dtype, count, seed));
+}
+
+void run_all_and_permute(Communicator& end, std::size_t count) {
+  const auto seed = static_cast<std::uint32_t>(count);
+  run_all(end, DType::kF32, count, seed);
+  const int next = 1 % end.size();
+  run_permute(end, {{0, next}, {next, 0}}, count, seed);
+}
+
 }  // namespace lockstep::testing

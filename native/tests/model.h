@@ -50,6 +50,14 @@ const std::vector<DType>& all_dtypes();
 // result.
 Buffer run_case(Communicator& end, const Case& what);
 
+inline constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
+
+// A case of any operation: with the first reduction that the type has.
+Case case_of(Op op, DType dtype, std::size_t count, std::uint32_t seed);
+
+// Runs all of `kOps`, each with that reduction.
+void run_all(Communicator& end, DType dtype, std::size_t count, std::uint32_t seed);
+
 // A collective-permute as XLA runs it: sends first, then the receive, then the waits; what a rank
 // sends to itself, XLA copies. Returns what was received, checked.
 struct Edge {
@@ -57,6 +65,9 @@ struct Edge {
 };
 void run_permute(Communicator& end, const std::vector<Edge>& edges, std::size_t bytes,
                  std::uint32_t seed);
+
+// Runs all of `kOps`, and a permute between the first two ranks.
+void run_all_and_permute(Communicator& end, std::size_t count);
 
 // The bytes that a rank sends in permutes and tests of the mailbox.
 Buffer message(std::uint32_t seed, int rank, std::size_t bytes);

@@ -118,7 +118,7 @@ TEST(many_small_operations) {
         const auto times = static_cast<std::uint32_t>(rounds(2000, 500));
         for (std::uint32_t i = 0; i < times; ++i) {
           const Op op = static_cast<Op>(i % 4);
-          run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], i % 9, i});
+          run_case(*end, case_of(op, DType::kI32, i % 9, i));
           if (i % 5 == 0) run_permute(*end, ring, i % 33, i);
         }
       });

@@ -96,11 +96,7 @@ TEST(bytes_arrive_as_they_were_sent) {
 TEST(all_processes_open_as_many_connections) {
   Host hosts[2];
   hosts[0].connections = 2;
-  std::string errors[2];
-  std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 4)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 4));
-  other.join();
+  const auto errors = errors_of_joining(hosts);
   CHECK_CONTAINS(errors[0] + errors[1], "has refused the connection of process",
                  "connections to each process", "LOCKSTEP_CONNECTIONS");
 }
@@ -253,16 +249,9 @@ TEST(collectives_and_permutes) {
         run_healthy(layout(name), {.harness = harness, .encrypt = encrypt, .connections = 3},
                     [](Rank& rank) {
                       const auto end = rank.all();
-                      const int next = 1 % rank.size();
-                      std::uint32_t seed = 0;
                       for (int round = 0; round < rounds(6, 1); ++round)
-                        for (const std::size_t count : {1000, 60'000, 500'000}) {
-                          for (const Op op :
-                               {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll})
-                            run_case(*end, {op, DType::kF32, reductions_of(op, DType::kF32)[0],
-                                            count, ++seed});
-                          run_permute(*end, {{0, next}, {next, 0}}, count, ++seed);
-                        }
+                        for (const std::size_t count : {1000, 60'000, 500'000})
+                          run_all_and_permute(*end, count);
                     });
 }
 

@@ -368,11 +368,7 @@ TEST(a_process_that_sends_over_tcp) {
   const WakeUp wake_up;
   const auto ucx = make_ucx(0, hosts[0], wake_up);
   hosts[0].companion = ucx.get();
-  std::string errors[2];
-  std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 20)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 20));
-  other.join();
+  const auto errors = errors_of_joining(hosts, {.timeout_seconds = 20});
   // The first that is refused ends, perhaps before it has answered the other one.
   CHECK(!errors[0].empty() && !errors[1].empty());
   CHECK_CONTAINS(errors[0] + errors[1], "what this process sends over");

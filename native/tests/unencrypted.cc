@@ -14,9 +14,6 @@
 
 namespace lockstep::testing::unencrypted {
 
-// What a process waits for one that refuses it, in seconds.
-constexpr double kSoon = 4;
-
 std::string received(Session& session, std::size_t most) {
   std::string text;
   Bytes part(most);
@@ -96,22 +93,14 @@ TEST(messages_and_releases) {
 TEST(the_key_has_to_be_the_same) {
   Host hosts[2];
   for (Host& host : hosts) host.encrypt = false;
-  std::string errors[2];
-  std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8, kNonce, kSoon)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, kSoon));
-  other.join();
-  for (const std::string& error : errors) CHECK_CONTAINS(error, "same key", "LOCKSTEP_KEY_FILE");
+  for (const std::string& error : errors_of_joining(hosts, {.second_key = 8}))
+    CHECK_CONTAINS(error, "same key", "LOCKSTEP_KEY_FILE");
 }
 
 TEST(all_processes_encrypt_or_none_does) {
   Host hosts[2];
   hosts[1].encrypt = false;
-  std::string errors[2];
-  std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, kSoon)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, kSoon));
-  other.join();
+  const auto errors = errors_of_joining(hosts);
   // The one that is refused first does not stay to answer the other.
   CHECK_CONTAINS(errors[0] + errors[1], "has refused the connection of process",
                  "what it sends, and this process", "LOCKSTEP_ENCRYPTION");
@@ -122,13 +111,8 @@ TEST(collectives_and_permutes) {
     for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
       run_healthy(layout(name), {.harness = harness, .encrypt = false}, [](Rank& rank) {
         const auto end = rank.all();
-        const int next = 1 % rank.size();
-        std::uint32_t seed = 0;
-        for (const std::size_t count : {0, 1, 1000, 20'000, 500'000}) {
-          for (const Op op : {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll})
-            run_case(*end, {op, DType::kF32, reductions_of(op, DType::kF32)[0], count, ++seed});
-          run_permute(*end, {{0, next}, {next, 0}}, count, ++seed);
-        }
+        for (const std::size_t count : {0, 1, 1000, 20'000, 500'000})
+          run_all_and_permute(*end, count);
       });
 }
 
