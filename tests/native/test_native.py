@@ -223,7 +223,7 @@ def test_native(
 
 
 @needs(ucx.is_here(), ucx.WHY)
-@sample("group", OVER_UCX, OVER_UCX.index("collectives"))
+@sample("group", OVER_UCX, OVER_UCX.index("schedules"))
 def test_native_over_ucx(program: Path, group: str) -> None:
     more = SAMPLE | {"LOCKSTEP_TEST_UCX": ucx.library(), **UCX_TCP}
     _check(_run([str(program), group], GROUP_SECONDS["sample"], **more))
