@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import collections
-import socket
 import sys
 import time
 import unittest.mock
 from collections.abc import Sequence
 
+from launcher_on_hosts import own_address
 from lockstep import __version__
 from lockstep._finding import OK
 from lockstep.hosts import starters
@@ -26,13 +26,6 @@ from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host
 from lockstep.system import fd_limit
-
-
-def own_address() -> str:
-    """An address of this machine that is no loopback. Raises OSError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("198.51.100.1", 9))
-        return str(probe.getsockname()[0])
 
 
 def check(fleet: Fleet, agents: Sequence[Connection]) -> str:
