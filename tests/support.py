@@ -73,21 +73,23 @@ def assert_unsaid(words: str, text: object) -> None:
 
 def marked(mark: str) -> set[int]:
     """The processes whose environment carries ``mark``."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
+    wanted, found = f"{MARK}={mark}".encode(), set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+            if wanted in environ.read().split(b"\0"):
+                found.add(int(pid))
     return found
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = GONE_SECONDS) -> None:
+def wait_until(
+    condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = GONE_SECONDS
+) -> None:
     """Returns as soon as ``condition()`` holds; fails with ``what`` after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {seconds:g} s: {said}")
         time.sleep(0.02)
 
 
@@ -130,7 +132,7 @@ class Run:
         return found
 
     def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.leftovers(), f"{self.leftovers()} left behind")
+        wait_until(lambda: not self.leftovers(), lambda: f"{self.leftovers()} left behind")
 
     def kill_all(self) -> None:
         for pid in marked(self.mark):
