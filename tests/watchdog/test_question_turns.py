@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from lanes import sample
 from lockstep.watchdog.question_turns import AT_ONCE, Turns
 
 COUNT = 1024
@@ -29,7 +30,7 @@ def simulate(killed: frozenset[int], seed: int) -> dict[float, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(5))
+@sample("seed", range(5), 0)
 def test_few_ask_where_all_wait(seed: int) -> None:
     found = simulate(frozenset(), seed)
     assert 0 in found[PAUSES[0]]
