@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lockstep.linalg import _cpu_kernels
+from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._spread import Spread
 from lockstep.linalg._tiles import adjoint, gemm
@@ -20,7 +22,12 @@ WIDTH = 256
 
 
 def apply(
-    reduced: Reduced, z: jax.Array, layout: RowMap, axes: Axes, grid: Grid | None = None
+    reduced: Reduced,
+    z: jax.Array,
+    layout: RowMap,
+    axes: Axes,
+    grid: Grid | None = None,
+    kernels: bool = False,
 ) -> jax.Array:
     """``q z`` for local rows ``z`` of shape (R, k): blocks of reflectors, the last one first.
 
@@ -58,8 +65,11 @@ def apply(
             own, some = part(v[None], i), part(vs, i)
             return sums[0] + gemm(adjoint(own), own), sums[1] + gemm(adjoint(some), part(z, i))
 
-        zero = jnp.zeros((width, width), v.dtype), jnp.zeros((width, z.shape[2]), v.dtype)
-        gram, products = lax.fori_loop(first, end, inner, zero)
+        if kernels:
+            gram, products = _cpu_kernels.gram(v), _products_by_kernel(vs, z, top)
+        else:
+            zero = jnp.zeros((width, width), v.dtype), jnp.zeros((width, z.shape[2]), v.dtype)
+            gram, products = lax.fori_loop(first, end, inner, zero)
         gram, products = lax.psum(gram, axes), spread.sum(products)
         inverse = jnp.triu(gram, 1) + jnp.diag(1 / jnp.where(taus == 0, 1, taus))
         t = lax.linalg.triangular_solve(
@@ -71,9 +81,40 @@ def apply(
             here = here.reshape(z.shape[0], chunk, -1)
             return lax.dynamic_update_slice_in_dim(z, here, i * chunk, 1)
 
+        if kernels:
+            return _subtract_by_kernel(z, vs, t, products, top)
         return lax.fori_loop(first, end, outer, z)
 
     return spread.give(lax.fori_loop(0, count, block, z), wanted)
+
+
+def _products_by_kernel(v: jax.Array, z: jax.Array, top: jax.Array) -> jax.Array:
+    """``v^H z``, (w, k), for (c, R, w) and (c, R, k), of the rows from ``top`` on."""
+    count, rows, width = v.shape
+    none = jnp.zeros((width, 1, z.shape[2]), v.dtype)
+    return -_cpu_kernels.subtract_products(
+        Blocks(none),
+        Blocks(v, (0, top, 0), row_axis=1, step_l=(1, 0, 0)),
+        Blocks(z, (0, top, 0), row_axis=1, step_l=(1, 0, 0)),
+        Sizes(width, z.shape[2], rows - top, count_l=count, adjoint_a=True),
+    )[:, 0]
+
+
+def _subtract_by_kernel(
+    z: jax.Array, v: jax.Array, t: jax.Array, products: jax.Array, top: jax.Array
+) -> jax.Array:
+    """``z - v t products``, in place, in the rows from ``top`` on; by the less of both ways."""
+    count, rows, width = v.shape
+    if count * rows < z.shape[2]:
+        v = gemm(v.reshape(-1, width), t).reshape(v.shape)
+    else:
+        products = gemm(t, products)
+    return _cpu_kernels.subtract_products(
+        Blocks(z, (0, top, 0), row_axis=1, step_i=(1, 0, 0)),
+        Blocks(v, (0, top, 0), row_axis=1, step_i=(1, 0, 0)),
+        Blocks(products[:, None]),
+        Sizes(rows - top, z.shape[2], width, count_i=count),
+    )
 
 
 def _in_order(columns: jax.Array, layout: RowMap) -> jax.Array:

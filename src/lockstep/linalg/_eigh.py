@@ -337,7 +337,7 @@ def compute(a: jax.Array, problem: Problem) -> Any:
         if rows is None:
             return values
         rows = _back_transformation.apply(
-            reduced, rows.astype(shard.dtype), layout, axes, plan.grid
+            reduced, rows.astype(shard.dtype), layout, axes, plan.grid, problem.kernels
         )
         return values, plan.give_rows(rows, out)
 
