@@ -45,13 +45,9 @@ def test_the_iteration_ends_when_all_values_are_one() -> None:
     assert worst <= 20 * eps(np.float32)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", list(MATRICES))
+@sample("name", list(MATRICES), 0)
 def test_accuracy_of_the_distributed_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both decompositions, also of singular matrices; they share most of their programs.
-
-    ``make test`` has matrices of one shape.
-    """
+    """Both decompositions, also of singular matrices; they share most of their programs."""
     monkeypatch.setattr(_cost_model, "qr_tile", lambda columns, devices: N // 4)  # two panels
     a = MATRICES[name]
     sharded = put(a, mesh((2,)), P("x"))

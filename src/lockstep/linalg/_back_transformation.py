@@ -91,13 +91,11 @@ def apply(
 def _products_by_kernel(v: jax.Array, z: jax.Array, top: jax.Array) -> jax.Array:
     """``v^H z``, (w, k), for (c, R, w) and (c, R, k), of the rows from ``top`` on."""
     count, rows, width = v.shape
-    none = jnp.zeros((width, 1, z.shape[2]), v.dtype)
-    return -_cpu_kernels.subtract_products(
-        Blocks(none),
+    return _cpu_kernels.sum_of_products(
         Blocks(v, (0, top, 0), row_axis=1, step_l=(1, 0, 0)),
         Blocks(z, (0, top, 0), row_axis=1, step_l=(1, 0, 0)),
         Sizes(width, z.shape[2], rows - top, count_l=count, adjoint_a=True),
-    )[:, 0]
+    )
 
 
 def _subtract_by_kernel(

@@ -271,6 +271,14 @@ def subtract_products(c: Blocks, a: Blocks, b: Blocks, sizes: Sizes) -> jax.Arra
     return _call("subtract_products", out, c.array, a.array, b.array, words, in_place=True)
 
 
+def sum_of_products(a: Blocks, b: Blocks, sizes: Sizes) -> jax.Array:
+    """The sum of ``op(a_l) op(b_l)`` over all ``l``, (rows, columns), which are static."""
+    shape: Any = sizes.rows, 1, sizes.columns
+    if sizes.count_l == 1:
+        return products(Blocks(_like(a.array, *shape)), a, b, sizes)[:, 0]
+    return -subtract_products(Blocks(jnp.zeros(shape, a.array.dtype)), a, b, sizes)[:, 0]
+
+
 def gram(x: jax.Array) -> jax.Array:
     """`lockstep.linalg._panel._gram` of ``x`` (m, W), with half of the products."""
     return _call("gram", _like(x, x.shape[1], x.shape[1]), x)

@@ -83,8 +83,7 @@ def solve_columns(
     one's: a lower triangle. For a forward substitution only.
     """
     tile, forward = layout.tile, triangle.upper == conjugate_transpose
-    leave = _leave_by_kernel if kernels else _leave
-    how = {"upper": triangle.upper}
+    leave, upper = _leave_by_kernel if kernels else _leave, triangle.upper
     ranges = _sweeps.stages(layout.steps)  # a panel is gathered as long as its stage needs it
     for first, end in ranges if forward else reversed(ranges):
 
@@ -92,14 +91,16 @@ def solve_columns(
             top = (first + k if forward else end - 1 - k) * tile
             panel = _panel(triangle, top, first * tile, tile, axes)
             after = top + tile
-            block = _block(panel, top - first * tile, tile, triangle.upper)
+            block = _block(panel, top - first * tile, tile, upper)
             solve_block = _block_solver(triangle, block, kernels, conjugate_transpose)
             rest = lax.dynamic_slice_in_dim(x, top, tile, 1)
             if not forward:
-                rest = left_to(rest, panel, x, after, kernels, triangle.upper)
+                rest = left_to(rest, panel, x, after, kernels, upper)
             solved = solve_block(rest.reshape(-1, x.shape[2]))
             x = lax.dynamic_update_slice_in_dim(x, solved.reshape(rest.shape), top, 1)
-            return leave(x, panel, solved, after, staircase=staircase, **how) if forward else x
+            if not forward:
+                return x
+            return leave(x, panel, solved, after, upper=upper, staircase=staircase)
 
         x = lax.fori_loop(0, end - first, step, x)
     return x

@@ -302,16 +302,11 @@ def _adjoint_times_by_kernel(
     tall: jax.Array, b: jax.Array, at: jax.Array, top: int, width: int
 ) -> jax.Array:
     devices, height, inner = tall.shape
-    sizes = Sizes(inner, width, height, count_l=devices, adjoint_a=True)
-    blocks = (
+    return _cpu_kernels.sum_of_products(
         Blocks(tall, row_axis=1, step_l=(1, 0, 0)),
         Blocks(b, (0, top, at), row_axis=1, step_l=(1, 0, 0)),
+        Sizes(inner, width, height, count_l=devices, adjoint_a=True),
     )
-    if devices == 1:
-        out = Blocks(jax.ShapeDtypeStruct((inner, 1, width), b.dtype))
-        return _cpu_kernels.products(out, *blocks, sizes)[:, 0]
-    none = Blocks(jnp.zeros((inner, 1, width), b.dtype))
-    return -_cpu_kernels.subtract_products(none, *blocks, sizes)[:, 0]
 
 
 _subtract_by_kernel = _cpu_kernels.with_derivatives_of(_subtract)(_cpu_kernels.reflect)
