@@ -21,7 +21,7 @@ from lockstep._errors import LaunchError
 from lockstep._run_files import Exit
 from lockstep.hosts import lease
 from lockstep.hosts.agent_attempts import AgentAttempts
-from lockstep.hosts.agent_messages import Ended
+from lockstep.hosts.agent_messages import Ended, Ready
 from lockstep.hosts.checks import network_probe
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.processes.job_spec import LaunchSpec
@@ -79,6 +79,17 @@ def test_a_fault_of_the_supervisor_is_not_taken_for_one_of_the_agent(joined: Joi
     with pytest.raises(LookupError, match="a fault of the supervisor"):
         joined.wait_until(lambda: bool(joined.lost))
     assert not joined.lost
+
+
+def test_the_first_reason_for_the_end_is_the_one_that_an_agent_names(joined: Joined) -> None:
+    """Both messages would be there when the agent reads."""
+    line = joined.line(1)
+    line.send("ready", **Ready(1, "here", {})._asdict())
+    joined.wait_until(lambda: joined.agents.ready == [1])
+    joined.agents.end("the agent of process 0 did not come")
+    joined.agents.end("the job has failed")
+    with pytest.raises(LaunchError, match="the agent of process 0 did not come"):
+        line.wait_for_start()
 
 
 @pytest.fixture

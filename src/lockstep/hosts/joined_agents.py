@@ -116,6 +116,7 @@ class JoinedAgents:
         self._fresh: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._wake, self._woken = os.pipe()
         self._listening = network_probe.Listener(listener, name, key, self._hand_over, size)
+        self._has_ended = False
 
     def _hand_over(self, connection: socket.socket) -> None:
         """Takes a client that has the key. Runs in a thread of the listener."""
@@ -283,7 +284,11 @@ class JoinedAgents:
     def end(self, why: str, well: bool = False) -> None:
         """Has all agents leave. No attempt follows: one that comes now finds the port closed.
 
-        ``well``: the job has ended well, and so does an agent that waits as a spare.
+        ``well``: the job has ended well, and so does an agent that waits as a spare. The first call
+        counts, because an agent that reads two reasons at once would name the later one.
         """
+        if self._has_ended:
+            return
+        self._has_ended = True
         self.send_all("over", why=why, well=well)
         self._listening.close()
