@@ -115,7 +115,6 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
         _posdef,
         _qr,
         _triangular,
-        _tridiagonalize,
     )
     from lockstep.linalg._grid_model import GridShape
     from lockstep.linalg._layout import Grid
@@ -144,14 +143,13 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
         def run(a: Any) -> Any:
             n = len(a)
             line = Plan.of(n, placed, tile(n), False)
-            scalars = jax.numpy.ones(n)
 
             def body(a: Any) -> Any:
                 slots = line.take_matrix(a)
-                reduced = _tridiagonalize.Reduced(scalars, scalars, slots, scalars)
+                q = _back_transformation.Reflectors(slots, jax.numpy.ones(n))
                 on = Grid(side, side, 1) if layout == "grid" else None
                 z = slots.reshape(slots.shape[0], -1)
-                return _back_transformation.apply(reduced, z, line.layout, line.axes, on)
+                return _back_transformation.apply(q, z, line.layout, line.axes, on)
 
             return line.map(body, placed.spec, line.slots)(a)
 

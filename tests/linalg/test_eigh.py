@@ -152,8 +152,8 @@ def test_the_way_back_sends_what_the_model_says(monkeypatch: pytest.MonkeyPatch)
 
     def numbers(grid: Grid | None) -> float:
         def body(a: jax.Array) -> jax.Array:
-            reduced = _tridiagonalize.Reduced(a[0, 0], a[0, 0], a, jnp.ones(n))
-            return _back_transformation.apply(reduced, a.reshape(-1, n), layout, ("x",), grid)
+            q = _back_transformation.Reflectors(a, jnp.ones(n))
+            return _back_transformation.apply(q, a.reshape(-1, n), layout, ("x",), grid)
 
         run = jax.shard_map(body, mesh=over, in_specs=P("x"), out_specs=P("x"), check_vma=False)
         there = NamedSharding(over, P("x"))

@@ -45,6 +45,19 @@ def test_a_layout_is_a_permutation(pair: tuple[RowMap, RowMap]) -> None:
 
 
 @settings(deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 300), st.sampled_from([16, 64]))
+def test_a_layout_to_be_halved(n: int, devices: int, width: int) -> None:
+    """Padding is at the end of the elimination, and less than the rows of many devices."""
+    sharded = Sharded.over({"x": devices}, (), ())
+    layout = RowMap.halving(sharded, n, width)
+    assert layout.steps.bit_count() == 1
+    if layout.padded > n:
+        order = layout.elimination_order.ravel()[layout.slot_of_row[:n]]
+        assert sorted(order) == list(range(n))
+    assert layout.rows <= 1 + 1.5 * -(-n // devices)
+
+
+@settings(deadline=None)
 @given(layouts())
 def test_an_exchange_brings_every_row_home(pair: tuple[RowMap, RowMap]) -> None:
     for source, target in (pair, pair[::-1]):

@@ -96,10 +96,10 @@ def test_where_few_devices_have_rows_for_each_other_two_shares_are_sent(
     rows[blocks.slot_of_row[:n]] = a
 
     def there(rows: jax.Array) -> jax.Array:
-        return _redistribute._move(rows, blocks, cyclic, sharded)
+        return _redistribute.move(rows, blocks, cyclic, sharded)
 
     def and_back(rows: jax.Array) -> jax.Array:
-        return _redistribute._move(rows, cyclic, blocks, sharded)
+        return _redistribute.move(rows, cyclic, blocks, sharded)
 
     for run, given, held in ((there, rows, cyclic), (and_back, None, blocks)):
         given = rows if given is None else given

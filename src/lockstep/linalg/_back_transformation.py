@@ -1,10 +1,12 @@
-"""From the eigenvectors of a tridiagonal matrix to those of the matrix that was reduced to it.
+"""From the vectors of a reduced matrix, tridiagonal or bidiagonal, to those of the matrix itself.
 
-The reflectors of `lockstep.linalg._tridiagonalize` are applied in blocks, over the slots of
+The reflectors of `_tridiagonalize` or `_bidiagonalize` are applied in blocks, over the slots of
 `_layout` or over a grid of devices. Everything runs inside `jax.shard_map`.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +17,32 @@ from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._spread import Spread
 from lockstep.linalg._tiles import adjoint, gemm
-from lockstep.linalg._tridiagonalize import Reduced, supersteps
 
 WIDTH = 256
 """Reflectors of a block of the way back, about."""
 
 
+class Reflectors(NamedTuple):
+    """A product of ``I - tau v v^H``, in the order of elimination."""
+
+    vectors: jax.Array
+    """(R, P, R), the local rows of all ``v``; above where one begins there is something else."""
+    taus: jax.Array
+    """(P R,)."""
+
+
 def apply(
-    reduced: Reduced,
+    reflectors: Reflectors,
     z: jax.Array,
     layout: RowMap,
     axes: Axes,
     grid: Grid | None = None,
     kernels: bool = False,
+    first: int = 1,
 ) -> jax.Array:
     """``q z`` for local rows ``z`` of shape (R, k): blocks of reflectors, the last one first.
+
+    The reflector of column ``k`` begins at row ``k + first``.
 
     A block is ``I - v t v^H`` with ``t^-1 = diag(1 / tau) + triu(v^H v, 1)`` (Joffrain et al.,
     "Accumulating Householder transformations, revisited", ACM TOMS 32, 2006).
@@ -39,9 +52,9 @@ def apply(
     """
     mine = jnp.asarray(layout.elimination_order)[lax.axis_index(axes)]
     # A chunk is large, for every one costs a pass over all of `products`.
-    chunk = layout.tile * supersteps(layout, layout.steps // 4)
+    chunk = layout.tile * layout.even_steps(layout.steps // 4)
     most = min(WIDTH, layout.rows // 4)  # what belongs to a block is small beside the share
-    steps = supersteps(layout, most // (layout.devices * layout.tile))
+    steps = layout.even_steps(most // (layout.devices * layout.tile))
     width, count = steps * layout.devices * layout.tile, layout.steps // steps
     wanted, spread = z.shape[1], Spread(grid, axes)
     z = spread.take(z)
@@ -53,12 +66,12 @@ def apply(
     def block(step: jax.Array, z: jax.Array) -> jax.Array:
         b = count - 1 - step
         top = b * steps * layout.tile
-        first, end = top // chunk, layout.rows // chunk
-        v = lax.dynamic_slice_in_dim(reduced.reflectors, top, steps * layout.tile, axis=2)
+        start, end = top // chunk, layout.rows // chunk
+        v = lax.dynamic_slice_in_dim(reflectors.vectors, top, steps * layout.tile, axis=2)
         v = _in_order(v, layout)
-        above = mine[:, None] <= b * width + jnp.arange(width)
+        above = mine[:, None] < b * width + jnp.arange(width) + first
         v = jnp.where(above, 0, v)  # there is what the reduction left
-        taus = lax.dynamic_slice_in_dim(reduced.taus, b * width, width)
+        taus = lax.dynamic_slice_in_dim(reflectors.taus, b * width, width)
         vs = spread.gather(v)
 
         def inner(i: jax.Array, sums: tuple) -> tuple:
@@ -69,7 +82,7 @@ def apply(
             gram, products = _cpu_kernels.gram(v), _products_by_kernel(vs, z, top)
         else:
             zero = jnp.zeros((width, width), v.dtype), jnp.zeros((width, z.shape[2]), v.dtype)
-            gram, products = lax.fori_loop(first, end, inner, zero)
+            gram, products = lax.fori_loop(start, end, inner, zero)
         gram, products = lax.psum(gram, axes), spread.sum(products)
         inverse = jnp.triu(gram, 1) + jnp.diag(1 / jnp.where(taus == 0, 1, taus))
         t = lax.linalg.triangular_solve(
@@ -83,7 +96,7 @@ def apply(
 
         if kernels:
             return _subtract_by_kernel(z, vs, t, products, top)
-        return lax.fori_loop(first, end, outer, z)
+        return lax.fori_loop(start, end, outer, z)
 
     return spread.give(lax.fori_loop(0, count, block, z), wanted)
 

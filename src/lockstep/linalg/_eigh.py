@@ -274,21 +274,14 @@ class Problem:
         return dataclasses.replace(self.placed, dimensions=(rows, columns))
 
     def plan(self) -> Plan:
-        """A layout with a power of two of supersteps, of about `WIDTH` rows, padding at the end."""
+        """The layout, and the grid of the way back."""
         sharded, n = self.placed.sharded, self.n
-        each = -(-n // sharded.devices)
-        width = min(WIDTH, max(16, n // 8))
-        steps = 1 << max(0, (n // width).bit_length() - 1)
-        tile = -(-each // steps)
         grid = None
         if self.vectors:
             platform = _validation.platform(self.placed)
             wanted = self.end - self.first
             grid = _grid_model.back_transformation_grid(n, wanted, sharded.devices, platform)
-        if tile * steps * sharded.devices == n and sharded.rows_each(n) == each:
-            return Plan(self.placed, RowMap.in_blocks(sharded, n, tile), self.kernels, grid)
-        layout = RowMap(n, sharded.devices, tile, tile * steps)
-        return Plan(self.placed, layout, self.kernels, grid)
+        return Plan(self.placed, RowMap.halving(sharded, n, WIDTH), self.kernels, grid)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -337,7 +330,7 @@ def compute(a: jax.Array, problem: Problem) -> Any:
         if rows is None:
             return values
         rows = _back_transformation.apply(
-            reduced, rows.astype(shard.dtype), layout, axes, plan.grid, problem.kernels
+            reduced.q, rows.astype(shard.dtype), layout, axes, plan.grid, problem.kernels
         )
         return values, plan.give_rows(rows, out)
 

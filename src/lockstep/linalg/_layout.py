@@ -128,6 +128,28 @@ class RowMap:
         """Supersteps."""
         return self.rows // self.tile
 
+    @classmethod
+    def halving(cls, sharded: Sharded, n: int, width: int) -> RowMap:
+        """A power of two of supersteps, of about ``width`` rows, and padding at the end.
+
+        Supersteps are up to four times as wide where that saves much of the padding.
+        """
+        each = -(-n // sharded.devices)
+        width = max(min(width, max(16, n // 8)), sharded.devices)
+        steps = 1 << max(0, (n // width).bit_length() - 1)
+        tile = -(-each // steps)
+        for _ in range(2):
+            wider = -(-2 * each // steps)
+            if steps > 1 and 20 * tile * steps > 21 * wider * (steps // 2):
+                steps, tile = steps // 2, wider
+        if tile * steps * sharded.devices == n and sharded.rows_each(n) == each:
+            return cls.in_blocks(sharded, n, tile)
+        return cls(n, sharded.devices, tile, tile * steps)
+
+    def even_steps(self, most: int) -> int:
+        """How many supersteps, of ``most`` at most, divide all of them evenly."""
+        return max(k for k in range(1, max(1, most) + 1) if self.steps % k == 0)
+
     @property
     def padded(self) -> int:
         """Rows of the matrix with its padding."""

@@ -34,12 +34,12 @@ def rows_from_shard(shard: jax.Array, sharded: Sharded, n: int, wanted: RowMap) 
         shard = lax.dynamic_slice_in_dim(shard, at, mine, axis=0)
     if sharded.column_axes:
         shard = lax.all_to_all(shard, sharded.column_axes, 0, 1, tiled=True)
-    return _move(shard, RowMap.in_blocks(sharded, n), wanted, sharded)
+    return move(shard, RowMap.in_blocks(sharded, n), wanted, sharded)
 
 
 def shard_from_rows(rows: jax.Array, held: RowMap, sharded: Sharded, n: int) -> jax.Array:
     """The inverse of `rows_from_shard`: this device's shard of the matrix whose rows it holds."""
-    rows = _move(rows, held, RowMap.in_blocks(sharded, n), sharded)
+    rows = move(rows, held, RowMap.in_blocks(sharded, n), sharded)
     if sharded.column_axes:
         rows = lax.all_to_all(rows, sharded.column_axes, 1, 0, tiled=True)
     if sharded.idle_axes:
@@ -47,7 +47,8 @@ def shard_from_rows(rows: jax.Array, held: RowMap, sharded: Sharded, n: int) -> 
     return rows[: n // sharded.size(sharded.row_axes)]
 
 
-def _move(rows: jax.Array, source: RowMap, target: RowMap, sharded: Sharded) -> jax.Array:
+def move(rows: jax.Array, source: RowMap, target: RowMap, sharded: Sharded) -> jax.Array:
+    """Local rows (source.rows, k) to the layout ``target`` (target.rows, k), zero where padded."""
     if source.blocks == target.blocks and source.blocks is not None:
         return _pad_rows(rows, target.rows)
     if np.array_equal(source.row_of_slot, target.row_of_slot):
@@ -67,7 +68,7 @@ def _move(rows: jax.Array, source: RowMap, target: RowMap, sharded: Sharded) -> 
 def _move_in_columns(
     rows: jax.Array, source: RowMap, target: RowMap, sharded: Sharded
 ) -> jax.Array:
-    """`_move` where some devices have many rows for each other and others none: two all-to-alls of
+    """`move` where some devices have many rows for each other and others none: two all-to-alls of
     a share, between which each device has all rows of some columns."""
     columns, devices = rows.shape[1], source.devices
     rows = jnp.pad(rows, ((0, 0), (0, -columns % devices)))

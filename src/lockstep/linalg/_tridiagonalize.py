@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg import _cpu_kernels
+from lockstep.linalg._back_transformation import Reflectors
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import gemm
 
@@ -32,16 +33,13 @@ CHUNK = 256
 
 
 class Reduced(NamedTuple):
-    """``a = q t q^H``. The reflector of column k is in column k of ``reflectors``, below row k."""
+    """``a = q t q^H``. The reflector of column k begins below row k."""
 
     diagonal: jax.Array
     """(P R,), real, in the order of elimination."""
     off_diagonal: jax.Array
     """(P R,), real; entry k couples k and k + 1, the last is zero."""
-    reflectors: jax.Array
-    """(R, P, R), the local rows."""
-    taus: jax.Array
-    """(P R,)."""
+    q: Reflectors
 
 
 def reduce(
@@ -54,7 +52,7 @@ def reduce(
     """
     tile, rows, me = layout.tile, layout.rows, lax.axis_index(axes)
     order = jnp.asarray(layout.elimination_order)
-    chunk = tile * supersteps(layout, min(CHUNK, rows // 4) // tile) if chunked else rows
+    chunk = tile * layout.even_steps(min(CHUNK, rows // 4) // tile) if chunked else rows
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
         top = s * tile
@@ -73,15 +71,10 @@ def reduce(
 
     a, found = lax.scan(step, a, jnp.arange(layout.steps))
     diagonal, off, taus = (x.ravel() for x in found)
-    return Reduced(diagonal, off, a, taus)
+    return Reduced(diagonal, off, Reflectors(a, taus))
 
 
 Found = tuple[jax.Array, jax.Array, jax.Array]
-
-
-def supersteps(layout: RowMap, most: int) -> int:
-    """How many supersteps, of ``most`` at most, divide all of them evenly."""
-    return max(k for k in range(1, max(1, most) + 1) if layout.steps % k == 0)
 
 
 def _rows_times(a: jax.Array, u: jax.Array, top: jax.Array, chunk: int) -> jax.Array:
