@@ -130,7 +130,8 @@ std::vector<Case> cases() {
   const Array order_of = Array::of({1, m}, order), pole = Array::of({1, m}, poles);
   const Array second = Array::of({1, m}, small), z = Array::of({1, m}, ones);
   const Array rho = Array::of({1}, std::vector<double>{0.5});
-  const Array first = Array::of({}, std::vector<std::int32_t>{3});
+  const Array first = Array::of({2}, std::vector<std::int32_t>{3, 0});
+  const Array first_of_squares = Array::of({2}, std::vector<std::int32_t>{3, 1});
   // Blocks that fill their arrays. Two products share a factor, the others an adjoint one.
   const Array product = Array::rough({3, 2, 10}), block_rows = Array::rough({3, 1, 7});
   const Array block_columns = Array::rough({5, 2, 7});
@@ -153,6 +154,9 @@ std::vector<Case> cases() {
       {lockstep_reflector, {panel, panel, panel, place}, {slots, Array::rough({3})}},
       {lockstep_correct, {slots, slots, panel, panel, Array::rough({}), place}, {slots}},
       {lockstep_secular_roots, {pole, second, z, rho, order_of, first}, {Array::rough({1, 30})}},
+      {lockstep_secular_roots,
+       {pole, second, z, rho, order_of, first_of_squares},
+       {Array::rough({1, 30})}},
       {lockstep_secular_weights,
        {pole, second, z, rho, order_of, order_of, Array::of({1, m}, offsets), first},
        {Array::rough({1, 30})}},

@@ -355,6 +355,45 @@ def test_rank_one_updates(name: str, weights: str, dtype: Any) -> None:
     assert np.abs(gram - np.eye(m)).max() <= 20 * eps(dtype)
 
 
+@sample("dtype", [np.float32, np.float64], 1)
+@sample("name", ["random", "equal", "graded", "zero"], 0, 3)
+def test_rank_one_updates_of_squares(name: str, dtype: Any) -> None:
+    """Singular values of a row above a diagonal matrix; both kinds of vectors are orthogonal."""
+    m, zero = 60, 29
+    unit = 1.0 if dtype == np.float64 else 2.0**40
+    poles = {"zero": np.zeros((1, m))} | {key: np.abs(value[:1]) for key, value in POLES.items()}
+    z = full((1, m), np.float64, 1)
+    update = _secular.update_of_squares(
+        jnp.asarray(poles[name] * unit, dtype), zero, jnp.asarray(z * unit, dtype), unit
+    )
+    offsets = _secular_roots(update)
+    order = update.ascending, update.ranks
+    four = update.pole, update.small, update.z, update.rho
+    weights = _cpu_kernels.secular_weights(four, *order, offsets, jnp.int32(0), m, True)
+    np.testing.assert_allclose(weights, update.z, rtol=400 * eps(dtype))
+    v = weights[:, :, None] / -update.distances(*_secular.Roots.of(offsets, update))
+    u = (update.pole + update.small)[:, :, None] * v
+    u = u.at[:, zero].set(1)
+    matrix = np.diag(np.asarray(update.pole + update.small, np.float64)[0])
+    matrix[zero] = np.asarray(update.z, np.float64)[0]
+    left, right = (np.asarray(x[0], np.float64) for x in (u, v))
+    left, right = (x / np.linalg.norm(x, axis=0) for x in (left, right))
+    for vectors in (left, right):
+        assert np.abs(vectors.T @ vectors - np.eye(m)).max() <= 20 * eps(dtype)
+    rest = left.T @ matrix @ right
+    values = np.diag(rest)
+    assert (values >= 0).all()
+    assert np.abs(rest - np.diag(values)).max() <= 20 * eps(dtype) * values.max()
+
+
+def _secular_roots(update: _secular.Update) -> jax.Array:
+    four, m = (update.pole, update.small, update.z, update.rho), update.pole.shape[1]
+    roots = _cpu_kernels.secular_roots(four, update.ascending, jnp.int32(0), m, True)
+    some = _cpu_kernels.secular_roots(four, update.ascending, jnp.int32(17), 9, True)
+    np.testing.assert_array_equal(some, roots[:, 17:26])
+    return roots
+
+
 def test_calls_from_several_threads() -> None:
     a, v = full((48, 2, 48), np.float64), full((2, 48), np.float64)
     run = jax.jit(lambda a, v, me: _cpu_kernels.hemv(a, v, 16, jnp.int32(0), me))

@@ -279,6 +279,13 @@ def sum_of_products(a: Blocks, b: Blocks, sizes: Sizes) -> jax.Array:
     return -subtract_products(Blocks(jnp.zeros(shape, a.array.dtype)), a, b, sizes)[:, 0]
 
 
+def product_of_each(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x y`` for each pair of matrices, (B, m, n) for (B, m, k) and (B, k, n)."""
+    (count, m, inner), n = x.shape, y.shape[2]
+    c, a, b = (Blocks(z, row_axis=1, step_i=(1, 0, 0)) for z in (_like(x, count, m, n), x, y))
+    return products(c, a, b, Sizes(m, n, inner, count_i=count))
+
+
 def gram(x: jax.Array) -> jax.Array:
     """`lockstep.linalg._panel._gram` of ``x`` (m, W), with half of the products."""
     return _call("gram", _like(x, x.shape[1], x.shape[1]), x)
@@ -345,17 +352,19 @@ def eliminate(
 
 
 def secular_roots(
-    poles: tuple[jax.Array, ...], ascending: jax.Array, first: jax.Array, count: int
+    poles: tuple[jax.Array, ...],
+    ascending: jax.Array,
+    first: jax.Array,
+    count: int,
+    squares: bool = False,
 ) -> jax.Array:
     """The roots ``first`` ... ``first + count - 1`` as offsets from the nearer pole, (B, count).
 
-    ``poles`` are both their words, their weights and rho, as in
-    `lockstep.linalg._divide_and_conquer.Update`. An offset is negative if
-    the pole is the one above.
+    ``poles`` are both their words, their weights and rho, as in `lockstep.linalg._secular.Update`.
+    An offset is negative if the pole is the one above.
     """
-    out = _like(poles[0], poles[0].shape[0], count)
-    ascending = ascending.astype(jnp.int32)
-    return _call("secular_roots", out, *poles, ascending, first.astype(jnp.int32))
+    out, ascending = _like(poles[0], poles[0].shape[0], count), ascending.astype(jnp.int32)
+    return _call("secular_roots", out, *poles, ascending, _integers(first, squares))
 
 
 def secular_weights(
@@ -365,8 +374,10 @@ def secular_weights(
     offset: jax.Array,
     first: jax.Array,
     count: int,
+    squares: bool = False,
 ) -> jax.Array:
     """The weights of the poles from ``first`` on for which these roots are exact, (B, count)."""
     out = _like(poles[0], poles[0].shape[0], count)
     order = ascending.astype(jnp.int32), ranks.astype(jnp.int32)
-    return _call("secular_weights", out, *poles, *order, offset, first.astype(jnp.int32))
+    words = _integers(first, squares)
+    return _call("secular_weights", out, *poles, *order, offset, words)

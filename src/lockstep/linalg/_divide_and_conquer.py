@@ -10,15 +10,15 @@ computes itself, some columns at a time. Devices exchange only the roots, O(n) i
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _secular
+from lockstep.linalg import _cpu_kernels, _secular
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._secular import Roots, Update
+from lockstep.linalg._secular import Roots
 from lockstep.linalg._tiles import gemm
 
 LEAF = 128
@@ -38,9 +38,9 @@ def eigh_tridiagonal(
     ``layout.steps`` is a power of two, and padding is at the end. ``off_diagonal[k]`` couples k and
     k + 1. ``columns`` is a range of eigenvectors, or None for none.
     """
-    n, steps = layout.n, _steps_of_leaf(layout)
+    n, steps = layout.n, steps_of_leaf(layout)
     leaf = steps * layout.devices * layout.tile
-    diagonal, off_diagonal = _same((diagonal, off_diagonal), axes)
+    diagonal, off_diagonal = same((diagonal, off_diagonal), axes)
     bound = jnp.maximum(jnp.abs(diagonal[:n]).max(), jnp.abs(off_diagonal[:n]).max())
     scale = jnp.where(bound > 0, bound, 1)
     diagonal, off = diagonal / scale, off_diagonal / scale
@@ -73,7 +73,7 @@ def eigh_tridiagonal(
 Pair = tuple[jax.Array, jax.Array]
 
 
-def _same(pair: Pair, axes: Axes) -> Pair:
+def same(pair: Pair, axes: Axes) -> Pair:
     """The first device's value, on every device.
 
     Offsets from poles are far smaller than rounding, so all devices must have the same bits of the
@@ -86,7 +86,7 @@ def _same(pair: Pair, axes: Axes) -> Pair:
     return both[: one.size].reshape(shape), both[one.size :].reshape(other.shape)
 
 
-def _steps_of_leaf(layout: RowMap) -> int:
+def steps_of_leaf(layout: RowMap) -> int:
     """Supersteps of a leaf: a power of two, and about `LEAF` rows."""
     steps = max(1, min(LEAF // (layout.devices * layout.tile), layout.steps // 4))
     return 1 << steps.bit_length() - 1
@@ -135,49 +135,56 @@ def _merge(
     merged = roots.pole + (roots.small + roots.offset)
 
     edges = jnp.stack([first[::2], last[1::2]], axis=1)[:, :, None, :]
-    times = functools.partial(_times_vectors, update=update, roots=roots, weights=weights)
+
+    def vectors(some: Roots) -> tuple[jax.Array]:
+        return (weights[:, :, None] / update.distances(*some),)
+
     new_rows = None
     if rows is not None:
-        new_rows = times(rows.reshape(blocks, 2, -1, half), layout=layout, columns=columns)
+        wanted = Roots(*(x[:, slice(*columns)] for x in roots))
+        rows = rows.reshape(blocks, 2, -1, half)
+        (new_rows,) = times_vectors((rows,), vectors, wanted, layout, kernels)
         new_rows = new_rows.reshape(blocks, -1, new_rows.shape[-1])
     if 2 * half < layout.padded:
-        edges = times(edges, layout=layout, columns=(0, 2 * half))
+        (edges,) = times_vectors((edges,), vectors, roots, layout, kernels)
     else:
         edges = jnp.zeros((1, 2, 1, 2 * half), values.dtype)  # not used
     return merged, edges[:, 0, 0], edges[:, 1, 0], new_rows
 
 
-def _times_vectors(
-    left: jax.Array,
-    update: Update,
+def times_vectors(
+    left: tuple[jax.Array, ...],
+    vectors: Callable[[Roots], tuple[jax.Array, ...]],
     roots: Roots,
-    weights: jax.Array,
     layout: RowMap,
-    columns: tuple[int, int],
-) -> jax.Array:
-    """``left`` (B, 2, r, h) times the normalized eigenvectors (B, 2 h, columns) of the updates.
+    kernels: bool,
+) -> tuple[jax.Array, ...]:
+    """Each of ``left`` (B, 2, r, h) times its vectors (B, 2 h, columns), made of length one.
 
-    The eigenvectors exist in chunks of columns only, of a quarter of a device's share at most.
+    ``vectors`` gives them, of any length, for some of the ``roots``, which are the columns. So they
+    exist in chunks of columns only, of a quarter of a device's share at most.
     """
-    blocks, _, count, half = left.shape
-    start, wanted = columns[0], columns[1] - columns[0]
+    wanted = roots.pole.shape[1]
     chunk = max(1, min(wanted, max(16, layout.rows // 4)))
-    pole, small = update.pole[:, :, None], update.small[:, :, None]
 
-    def some(c: jax.Array, done: jax.Array) -> jax.Array:
+    def part(c: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = jnp.minimum(c * chunk, wanted - chunk)  # the last chunk may overlap the one before
-        at = functools.partial(
-            lax.dynamic_slice_in_dim, start_index=start + first, slice_size=chunk, axis=1
+        some = vectors(Roots(*(lax.dynamic_slice_in_dim(x, first, chunk, axis=1) for x in roots)))
+        return tuple(
+            lax.dynamic_update_slice_in_dim(have, _normalized(x, v, kernels), first, axis=3)
+            for have, x, v in zip(done, left, some, strict=True)
         )
-        root_pole, root_small, offset = (
-            at(x)[:, None] for x in (roots.pole, roots.small, roots.offset)
-        )
-        vectors = weights[:, :, None] / ((pole - root_pole) + (small - root_small) - offset)
-        norms = jnp.sqrt((vectors**2).sum(1))
-        vectors = vectors.reshape(blocks, 2, half, chunk)
-        found = gemm(left, vectors) / norms[:, None, None]
-        return lax.dynamic_update_slice_in_dim(done, found, first, axis=3)
 
     # Written in place, so that beside the rows of before and after only a chunk exists.
-    done = jnp.zeros((blocks, 2, count, wanted), left.dtype)
-    return lax.fori_loop(0, -(-wanted // chunk), some, done)
+    done = tuple(jnp.zeros((*x.shape[:3], wanted), x.dtype) for x in left)
+    return lax.fori_loop(0, -(-wanted // chunk), part, done)
+
+
+def _normalized(x: jax.Array, vectors: jax.Array, kernels: bool) -> jax.Array:
+    """(B, 2, r, h) times the vectors (B, 2 h, k), made of length one: (B, 2, r, k)."""
+    norms = jnp.sqrt((vectors**2).sum(1))[:, None, None]
+    vectors = vectors.reshape(*x.shape[:2], x.shape[3], -1)
+    if not kernels:
+        return gemm(x, vectors) / norms
+    each = (y.reshape(-1, *y.shape[2:]) for y in (x, vectors))
+    return _cpu_kernels.product_of_each(*each).reshape(*x.shape[:3], -1) / norms

@@ -10,13 +10,17 @@ the eigenvectors orthogonal however close the eigenvalues are.
 Each device finds its share of the roots and of the weights. With ``kernels`` (see `_cpu_kernels`)
 it takes a rational iteration, a few steps a root; in plain JAX bisection takes as many as a number
 has bits, on all roots at once.
+
+Singular values are roots of the same equation between the squares of the poles (Gu and Eisenstat,
+"A divide-and-conquer algorithm for the bidiagonal SVD", 1995). Offsets are of squares then, and a
+distance is a difference times a sum, so that it is as precise. This takes the kernels.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +45,22 @@ class Update(NamedTuple):
     """(B, m): the place of each pole in ascending order."""
     ascending: jax.Array
     """(B, m): which pole is at each place."""
+    squares: bool = False
+    """Whether the update is of ``diag(pole^2)``."""
 
     def at(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Both words of the poles of these indices, (B, k)."""
         take = functools.partial(jnp.take_along_axis, indices=index, axis=1)
         return take(self.pole), take(self.small)
+
+    def distances(self, offset: jax.Array, pole: jax.Array, small: jax.Array) -> jax.Array:
+        """(B, m, k): of all poles from these roots, (B, k)."""
+        pole, small = pole[:, None], small[:, None]
+        own, own_small = self.pole[:, :, None], self.small[:, :, None]
+        found = (own - pole) + (own_small - small)
+        if self.squares:
+            found = found * ((own + pole) + (own_small + small))
+        return found - offset[:, None]
 
 
 class Roots(NamedTuple):
@@ -66,14 +81,34 @@ class Roots(NamedTuple):
 
 def update_of(pole: jax.Array, z: jax.Array, rho: jax.Array) -> Update:
     """``diag(pole) + rho z z^T``, with distinct poles and lower bounds for the weights."""
-    m = pole.shape[1]
+    return _distinct(pole, pole, z, jnp.maximum(rho, _floor(pole.dtype)), 1, False)
+
+
+def update_of_squares(pole: jax.Array, zero: int, z: jax.Array, unit: float) -> Update:
+    """``diag(pole^2) + z z^T`` with ``pole[:, zero] = 0``, the others positive.
+
+    ``unit`` is the size of the largest numbers: both words of a pole and its weight are products of
+    it, as they are of 1 in `update_of`.
+    """
+    pole = pole.at[:, zero].set(0)
+    return _distinct(pole, pole.at[:, zero].set(-1), z, jnp.ones_like(z[:, 0]), unit, True)
+
+
+def _floor(dtype: Any) -> float:
     # Far below rounding; yet an offset, a floor cubed times a spacing, is a normal number.
-    floor = jnp.finfo(pole.dtype).eps * (1e-3 if pole.dtype == jnp.float64 else 0.1)
-    ascending = jnp.argsort(pole, axis=1)
+    return float(jnp.finfo(dtype).eps) * (1e-3 if dtype == jnp.float64 else 0.1)
+
+
+def _distinct(
+    pole: jax.Array, key: jax.Array, z: jax.Array, rho: jax.Array, unit: float, squares: bool
+) -> Update:
+    """An update of poles in the order of ``key``; the first of them has no second word."""
+    floor = _floor(pole.dtype) * unit
+    ascending = jnp.argsort(key, axis=1)
     ranks = jnp.argsort(ascending, axis=1)
     z = jnp.where(jnp.abs(z) < floor, jnp.where(z < 0, -floor, floor), z)
-    small = (ranks * (floor / m)).astype(pole.dtype)
-    return Update(pole, small, z, jnp.maximum(rho, floor), ranks, ascending)
+    small = (ranks * (floor / pole.shape[1])).astype(pole.dtype)
+    return Update(pole, small, z, rho, ranks, ascending, squares)
 
 
 def _share(array: jax.Array, devices: int, axes: Axes) -> jax.Array:
@@ -101,7 +136,8 @@ def _roots_by_kernel(update: Update, devices: int, axes: Axes) -> jax.Array:
     count = update.pole.shape[1] // devices
     poles = update.pole, update.small, update.z, update.rho
     first = lax.axis_index(axes) * count
-    return _join(_cpu_kernels.secular_roots(poles, update.ascending, first, count), axes)
+    found = _cpu_kernels.secular_roots(poles, update.ascending, first, count, update.squares)
+    return _join(found, axes)
 
 
 def _weights_by_kernel(update: Update, roots: Roots, devices: int, axes: Axes) -> jax.Array:
@@ -109,8 +145,8 @@ def _weights_by_kernel(update: Update, roots: Roots, devices: int, axes: Axes) -
     count = update.pole.shape[1] // devices
     poles = update.pole, update.small, update.z, update.rho
     order = update.ascending, update.ranks
-    first = lax.axis_index(axes) * count
-    return _join(_cpu_kernels.secular_weights(poles, *order, roots.offset, first, count), axes)
+    where = lax.axis_index(axes) * count, count, update.squares
+    return _join(_cpu_kernels.secular_weights(poles, *order, roots.offset, *where), axes)
 
 
 def _roots(update: Update, devices: int, axes: Axes) -> jax.Array:
