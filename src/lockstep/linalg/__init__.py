@@ -14,6 +14,7 @@ Layers; each imports only those above it:
     _posdef, _general                    the loops as functions of global arrays, with derivatives
     _hermitian       refuses a matrix of which they would read one half
     _tridiagonalize, _divide_and_conquer, _secular    Hermitian to tridiagonal; its eigenvalues
+    _back_transformation                 from the vectors of a reduced matrix to its own
     _products        products of matrices of which each device holds rows
     _triangular, _solve, _lu_factor, _general_solve, _determinant    the public functions
     _generalized, _eigh                                              and those of eigenvalues
@@ -22,6 +23,7 @@ Layers; each imports only those above it:
 And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
+    _bidiagonalize, _bidiagonal_svd      any square matrix to bidiagonal; its singular values
     _qdwh, _singular                     the unitary polar factor; polar and singular values
     _qr, _least_squares, _svd, _polar, _rank, _condition    the public functions
     _context         jaxmg's names inside a `jax.jit` or a `jax.shard_map` of the caller

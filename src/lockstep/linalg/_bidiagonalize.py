@@ -8,23 +8,23 @@ them and one collective do for both products of a column (Howell, Demmel, Fulton
 Marmol, "Cache efficient bidiagonalization using BLAS 2.5 operators", ACM TOMS 34, 2008). All
 supersteps share one compiled body.
 
-For singular values alone, on CPUs: the polar decomposition makes twenty times as many products. It
-needs the kernels of `_cpu_kernels`, because the trailing matrix shrinks at run time. Everything
-runs inside `jax.shard_map`. A vector over the slots has shape (P, R).
+It is for CPUs, since it needs the kernels of `_cpu_kernels`: the trailing matrix shrinks at run
+time. The polar decomposition makes eight times as many products. Everything runs inside
+`jax.shard_map`. A vector over the slots has shape (P, R).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from lockstep.linalg import _cpu_kernels
+from lockstep.linalg._back_transformation import Reflectors
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
-from lockstep.linalg._layout import Axes
+from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tridiagonalize import inner, reflector, with_row
 
 WIDTH = 16
@@ -42,6 +42,19 @@ class Panel(NamedTuple):
     right: jax.Array
 
 
+class Reduced(NamedTuple):
+    """``a = p b^H q^H`` with the upper bidiagonal ``b``, in the order of elimination."""
+
+    diagonal: jax.Array
+    """(P R,), real."""
+    right: jax.Array
+    """(P R,), real: what is right of each number of the diagonal; the last is zero."""
+    p: Reflectors
+    """The one of column k begins below row k."""
+    q: Reflectors
+    """The one of column k begins at row k."""
+
+
 def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
     """Returns the singular values of the square matrix of slots ``a`` (R, P, R), descending.
 
@@ -51,24 +64,47 @@ def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
     tile = min(max(1, WIDTH // devices), len(a))
     spare = -len(a) % tile
     a = jnp.pad(a, ((0, spare), (0, 0), (0, spare)))
-    rows = len(a)
-    place = np.arange(rows)
-    order = (place // tile * devices + np.arange(devices)[:, None]) * tile + place % tile
+    order = RowMap(len(a) * devices, devices, tile, len(a)).elimination_order
 
-    def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        panel, diagonal, right = _panel(a, s, jnp.asarray(order), tile, axes)
-        return _update(a, panel, (s + 1) * tile, axes), (diagonal, right)
+    def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+        panel, scalars = _panel(a, s, jnp.asarray(order), tile, axes)
+        return _update(a, panel, (s + 1) * tile, axes), scalars[:2].real
 
-    _, (diagonal, right) = lax.scan(step, a, jnp.arange(rows // tile))
-    found = _cpu_kernels.bidiagonal_values(diagonal.ravel(), right.ravel())
+    _, found = lax.scan(step, a, jnp.arange(len(a) // tile))
+    diagonal, right = found.swapaxes(0, 1).reshape(2, -1)
+    found = _cpu_kernels.bidiagonal_values(diagonal, right)
     # Hosts with other processors may round in another way.
     return lax.psum(jnp.where(lax.axis_index(axes) == 0, found, 0), axes)
 
 
+def reduce(a: jax.Array, layout: RowMap, axes: Axes) -> Reduced:
+    """Reduces the square matrix of slots ``a`` (R, P, R); padding is zero, and at the end."""
+    tile, order, me = layout.tile, jnp.asarray(layout.elimination_order), lax.axis_index(axes)
+
+    def step(state: tuple[jax.Array, jax.Array], s: jax.Array) -> tuple[Any, jax.Array]:
+        (a, q), top = state, s * tile
+        panel, scalars = _panel(a, s, order, tile, axes)
+        a = _update(a, panel, top + tile, axes)
+        width = len(panel.left) // 2
+
+        def keep(kept: jax.Array, vectors: jax.Array) -> jax.Array:
+            own = vectors.reshape(width, layout.devices, -1)[:, me].T
+            own = own.reshape(-1, layout.devices, tile)
+            return lax.dynamic_update_slice_in_dim(kept, own, top, axis=2)
+
+        # Nothing reads these columns of `a` again.
+        return (keep(a, panel.right[width:]), keep(q, panel.left[:width])), scalars
+
+    (p, q), found = lax.scan(step, (a, jnp.zeros_like(a)), jnp.arange(layout.steps))
+    diagonal, right, of_q, of_p = found.swapaxes(0, 1).reshape(4, -1)
+    return Reduced(diagonal.real, right.real, Reflectors(p, of_p), Reflectors(q, of_q))
+
+
 def _panel(
     a: jax.Array, s: jax.Array, order: jax.Array, tile: int, axes: Axes
-) -> tuple[Panel, jax.Array, jax.Array]:
-    """The vectors of superstep ``s``, and its part of the bidiagonal matrix: (width,) each."""
+) -> tuple[Panel, jax.Array]:
+    """The vectors of superstep ``s``; and (4, width): its part of both diagonals of the bidiagonal
+    matrix, and the factors of the reflectors from the left and from the right."""
     rows, devices, _ = a.shape
     top, width, me = s * tile, devices * tile, lax.axis_index(axes)
     columns, lines = _gathered(a, top, tile, axes)
@@ -93,19 +129,21 @@ def _panel(
         y, w = _cpu_kernels.bidiagonal_pass(a, v, taus, less, r[me], top)
         w, y = lax.psum(jnp.stack([w, jnp.zeros_like(w).at[me].set(y)]), axes)
         right, r = with_row(right, y.ravel(), c), r - y
-        u, tau, off = reflector(r, order, k)
+        u, tau_right, off = reflector(r, order, k)
         right = with_row(right, u.ravel(), width + c)
         # u is r without `off` at its first place, by what makes that place 1.
         first = jnp.where(order == k + 1, r, 0).sum() - off
-        x = jnp.where(tau == 0, 0, (w - off * columns[c + 1]) / jnp.where(tau == 0, 1, first))
+        is_none = tau_right == 0
+        x = jnp.where(is_none, 0, (w - off * columns[c + 1]) / jnp.where(is_none, 1, first))
         x = x - (inner(right, u) @ left).reshape(devices, rows)
-        left = with_row(left, jnp.where(after, tau * x, 0).ravel(), width + c)
-        return Panel(left, right), with_row(found, jnp.stack([beta, off]), c)
+        left = with_row(left, jnp.where(after, tau_right * x, 0).ravel(), width + c)
+        scalars = jnp.stack([beta.astype(a.dtype), off.astype(a.dtype), tau, tau_right])
+        return Panel(left, right), with_row(found, scalars, c)
 
     none = jnp.zeros((2 * width, devices * rows), a.dtype)
-    start = Panel(none, none), jnp.zeros((width, 2), a.real.dtype)
+    start = Panel(none, none), jnp.zeros((width, 4), a.dtype)
     panel, found = lax.fori_loop(0, width, column, start)
-    return panel, *found.T
+    return panel, found.T
 
 
 def _gathered(a: jax.Array, top: jax.Array, tile: int, axes: Axes) -> tuple[jax.Array, jax.Array]:

@@ -27,10 +27,10 @@ def polar(
 ) -> Any:
     """The polar decomposition ``a = u h`` of a sharded matrix that is tall or square.
 
-    The counterpart of `jax.scipy.linalg.polar`: QR, then QDWH for the triangle (Nakatsukasa, Bai
-    and Gygi 2010). ``u`` has orthonormal columns, and is the nearest such matrix to ``a``; ``h`` is
-    Hermitian and has no negative eigenvalues beyond rounding. Where ``a`` lacks full rank, ``u`` is
-    one of several.
+    The counterpart of `jax.scipy.linalg.polar`: by `svd` on CPUs, and on GPUs by QR and QDWH for
+    the triangle (Nakatsukasa, Bai and Gygi 2010). ``u`` has orthonormal columns, and is the nearest
+    such matrix to ``a``; ``h`` is Hermitian and has no negative eigenvalues beyond rounding. Where
+    ``a`` lacks full rank, ``u`` is one of several.
 
     Args:
       a: (m, n), m >= n; float32, float64, complex64 or complex128; any sharding over any mesh.

@@ -2,10 +2,10 @@
 
 A tall matrix is factored first (Chan, "An improved algorithm for computing the singular value
 decomposition", 1982), a wide one as its adjoint. The triangle ``r``, or a square matrix itself, is
-decomposed by QDWH and `eigh` (Nakatsukasa and Higham, "Stable and efficient spectral divide and
+reduced to bidiagonal form where there are kernels (`_bidiagonalize`, `_bidiagonal_svd`). Elsewhere
+QDWH and `eigh` decompose it (Nakatsukasa and Higham, "Stable and efficient spectral divide and
 conquer algorithms", SIAM J. Sci. Comput. 35, 2013): ``r = u h`` and ``h = v s v^H``, so that ``r =
-(u v) s v^H``. If it is small, every device decomposes it with LAPACK. Values alone come from
-`_bidiagonalize` where there are kernels.
+(u v) s v^H``. If it is small, every device decomposes it with LAPACK.
 
 Between the steps, matrices are global arrays of the devices' local rows.
 """
@@ -22,9 +22,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
+    _back_transformation,
+    _bidiagonal_svd,
     _bidiagonalize,
     _cpu_kernels,
     _eigh,
+    _grid_model,
     _householder,
     _products,
     _qdwh,
@@ -33,11 +36,15 @@ from lockstep.linalg import (
     _scaling,
     _validation,
 )
+from lockstep.linalg._back_transformation import Reflectors
 from lockstep.linalg._householder import Factored
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._qr import QRPlan, adjoint_rows
 from lockstep.linalg._tiles import adjoint, gemm
 from lockstep.linalg._validation import Placed
+
+WIDTH = 16
+"""Minimal number of columns of a panel of the reduction, except for small matrices."""
 
 REPLICATED_BELOW = _eigh.REPLICATED_BELOW
 """Up to this smaller dimension every device decomposes the triangle with LAPACK."""
@@ -128,8 +135,7 @@ def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
     if not plan.u and not plan.vh:
         return (values(a, plan),)
     scale = _scale(a, plan)
-    factored, triangle = _factor(a, scale, plan, not plan.is_direct)
-    found = _of_triangle(a, triangle, scale, plan)
+    factored, found = _decomposed(a, scale, plan)
     return _finish(factored, found._replace(s=found.s / scale), plan)
 
 
@@ -139,8 +145,12 @@ def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
         u = _qr.unit(result(plan, (m, n)), (m, n), a.dtype)
         return u, _qr.unit(square, (n, n), a.dtype)
     scale = _scale(a, plan)
-    factored, triangle = _factor(a, scale, plan, not plan.is_direct)
-    u, h = _polar_factors(a, triangle, scale, plan)
+    if plan.kernels and not plan.replicated:
+        factored, found = _decomposed(a, scale, plan)
+        u, h = _polar_of(found, plan)
+    else:
+        factored, triangle = _factor(a, scale, plan, not plan.is_direct)
+        u, h = _polar_factors(a, triangle, scale, plan)
     return _unitary_factor(factored, u, plan), _square_matrix(h, plan, 1 / scale)
 
 
@@ -195,12 +205,33 @@ def _polar_factors(
     return tall.map(body, (plan.placed.spec, rows, P()), (rows, rows))(a, triangle, scale)
 
 
-def _of_triangle(a: jax.Array, triangle: jax.Array, scale: jax.Array, plan: Plan) -> OfTriangle:
+def _decomposed(a: jax.Array, scale: jax.Array, plan: Plan) -> tuple[Factored | None, OfTriangle]:
+    """The decomposition of the triangle of ``scale a`` after its QR, or of itself if square."""
+    if plan.is_direct and plan.kernels:
+        return None, _by_reflections(scale * a, plan)
+    factored, triangle = _factor(a, scale, plan, not plan.is_direct)
     if plan.replicated:
-        return _of_small_triangle(triangle, plan)
+        return factored, _of_small_triangle(triangle, plan)
+    if plan.kernels:
+        return factored, _by_reflections(_square_matrix(triangle, plan), plan)
     u, h = _polar_factors(a, triangle, scale, plan)
     values, vectors = _eigh.compute(_square_matrix(h, plan), _problem(plan))
-    return _turned(u, values, vectors, plan)
+    return factored, _turned(u, values, vectors, plan)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _polar_of(found: OfTriangle, plan: Plan) -> tuple[jax.Array, jax.Array]:
+    """Local rows (R, n) of ``u v^H`` and ``v s v^H``."""
+    layout, axes = plan.tall.panels.triangle, plan.tall.axes
+
+    def body(found: OfTriangle) -> tuple[jax.Array, ...]:
+        slots = (
+            _products.times_adjoint(x, found.v, layout, axes) for x in (found.u, found.v * found.s)
+        )
+        return tuple(_redistribute.columns_from_slots(x, layout) for x in slots)
+
+    rows = P(axes)
+    return plan.tall.map(body, (_triangle_specs(axes),), (rows, rows))(found)
 
 
 def _problem(plan: Plan) -> _eigh.Problem:
@@ -240,6 +271,31 @@ def _values_by_reflections(a: jax.Array, scale: jax.Array, plan: Plan) -> jax.Ar
         _, triangle = _factor(a, scale, plan, False)
         found = tall.map(of_triangle, P(tall.axes), P())(triangle)
     return found[: min(m, n)]
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _by_reflections(square: jax.Array, plan: Plan) -> OfTriangle:
+    """The decomposition of a matrix of the smaller dimension, sharded as ``plan.square``."""
+    placed, n, axes = plan.square, plan.tall.columns, plan.tall.axes
+    sharded, short = placed.sharded, plan.tall.panels.triangle
+    layout = RowMap.halving(sharded, n, WIDTH)
+    platform = _validation.platform(placed)
+    grid = _grid_model.back_transformation_grid(n, n, sharded.devices, platform)
+
+    def body(shard: jax.Array) -> OfTriangle:
+        rows = _redistribute.rows_from_shard(shard, sharded, n, layout)
+        slots = _redistribute.columns_to_slots(rows, layout)
+        reduced = _bidiagonalize.reduce(slots, layout, axes)
+        s, u, v = _bidiagonal_svd.decompose(reduced.diagonal, reduced.right, layout, axes)
+
+        def back(reflectors: Reflectors, rows: jax.Array, first: int) -> jax.Array:
+            rows = rows.astype(shard.dtype)
+            rows = _back_transformation.apply(reflectors, rows, layout, axes, grid, True, first)
+            return _redistribute.move(rows, layout, short, sharded)
+
+        return OfTriangle(back(reduced.p, v, 1), s, back(reduced.q, u, 0))
+
+    return plan.tall.map(body, placed.spec, _triangle_specs(axes))(square)
 
 
 @functools.partial(jax.jit, static_argnames="plan")

@@ -25,12 +25,13 @@ def svd(
 ) -> Any:
     """The singular value decomposition ``a = u s vh`` of a sharded matrix of any shape.
 
-    The counterpart of `jax.numpy.linalg.svd` and ScaLAPACK's pdgesvd: QR (Chan 1982), then the
-    polar decomposition of the triangle by QDWH and the eigenvalues of its Hermitian factor
-    (Nakatsukasa and Higham 2013). ``u`` and ``vh`` are orthonormal to rounding, whatever the rank;
-    the error of each singular value is a small multiple of rounding times the largest one, so that
-    much smaller ones have fewer correct digits. Differentiable as `jax.numpy.linalg.svd`, without
-    ``full_matrices``; terms of equal singular values are left out.
+    The counterpart of `jax.numpy.linalg.svd` and ScaLAPACK's pdgesvd: QR (Chan 1982), then on CPUs
+    the triangle's bidiagonal form by Householder reflections and divide and conquer (Gu and
+    Eisenstat 1995), on GPUs its polar decomposition by QDWH and the eigenvalues of the Hermitian
+    factor (Nakatsukasa and Higham 2013). ``u`` and ``vh`` are orthonormal to rounding, whatever the
+    rank; the error of each singular value is a small multiple of rounding times the largest one, so
+    that much smaller ones have fewer correct digits. Differentiable as `jax.numpy.linalg.svd`,
+    without ``full_matrices``; terms of equal singular values are left out.
 
     Args:
       a: (m, n); float32, float64, complex64 or complex128; any sharding over any mesh.
