@@ -59,13 +59,12 @@ def decompose(
     """
     n, padded, leaf = layout.n, layout.padded, steps_of_leaf(layout) * layout.devices * layout.tile
     diagonal, right = same((diagonal, right), axes)
-    inside = jnp.arange(padded) < n
-    right = jnp.where(inside & (jnp.arange(padded) < n - 1), right, 0)
+    right = jnp.where(jnp.arange(padded) < n - 1, right, 0)
     bound = jnp.maximum(jnp.abs(diagonal[:n]).max(), jnp.abs(right).max())
     # Offsets of squares, and their inverses, are far from the ends of the range of 32 bits.
     unit = 1.0 if diagonal.dtype == jnp.float64 else 2.0**40
     safe = jnp.where(bound > 0, bound, 1)
-    diagonal = jnp.where(inside, diagonal / safe * unit, _PADDING * unit)
+    diagonal = jnp.where(jnp.arange(padded) < n, diagonal / safe * unit, _PADDING * unit)
     right = right / safe * unit
     found = _leaves(diagonal, right, leaf, layout, axes)
     size = leaf
