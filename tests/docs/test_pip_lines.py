@@ -62,6 +62,9 @@ def test_pip_resolves_a_line(line: str, tmp_path: Path, monkeypatch: pytest.Monk
         "PIP_FIND_LINKS": str(WHEELS),
         "PIP_NO_BUILD_ISOLATION": "0",  # pip takes it for the value of its opposite
     }
+    if "flax==0.12.12" in line:  # libraries.md says that it is for Python 3.12
+        environ |= {"PIP_PYTHON_VERSION": "3.12", "PIP_ONLY_BINARY": ":all:"}
+        environ |= {"PIP_TARGET": str(tmp_path / "there")}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     for wheel in WHEELS.glob("*.whl"):
