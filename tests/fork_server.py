@@ -93,9 +93,8 @@ def start(
 
 def _collectives(command: Sequence[str]) -> dict[str, str]:
     """What a launcher sets because of its option, which counts when lockstep is imported."""
-    if "--collectives" not in command:
-        return {}
-    return {"LOCKSTEP_COLLECTIVES": command[command.index("--collectives") + 1]}
+    chosen = command[command.index("--collectives") + 1] if "--collectives" in command else ""
+    return {"LOCKSTEP_COLLECTIVES": chosen} if chosen not in ("", "lockstep") else {}
 
 
 @functools.cache

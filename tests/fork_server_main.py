@@ -41,7 +41,12 @@ _READ_AT_THE_START = (
     *("LOCKSTEP_CHECK_REPLICAS", "LOCKSTEP_COLLECTIVES", "LOCKSTEP_ENGINE"),
     "LOCKSTEP_MPI_LIBRARY",
 )
-_GIVEN_TO_JAX = {"JAX_PLATFORMS": str, "JAX_NUM_CPU_DEVICES": int}
+_GIVEN_TO_JAX = {
+    "JAX_PLATFORMS": str,
+    "JAX_NUM_CPU_DEVICES": int,
+    "JAX_COMPILATION_CACHE_DIR": str,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
+}
 """Those of them that `_execve` passes on to a jax that is imported already."""
 
 _NOT_CLEARED = {"jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "scipy"}
