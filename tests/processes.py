@@ -39,6 +39,20 @@ def clean_environ(**more: str) -> dict[str, str]:
     return {**kept, "JAX_PLATFORMS": "cpu", **more}
 
 
+def write_key(path: Path, text: str = "k" * 64) -> Path:
+    """A key file of a job, which nobody else may read."""
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def write_command(path: Path, script: str) -> str:
+    """The path of a command that runs these lines of the shell."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import captured
+from processes import captured, write_command
 
 ROOT = Path(__file__).parents[1]
 INSTALL = ROOT / "scripts" / "install.py"
@@ -34,11 +34,11 @@ def tree(tmp_path: Path) -> Callable[[str], Path]:
         programs.mkdir(parents=True)
         (tmp_path / ".venv" / "pyvenv.cfg").write_text("version = 3.12.1\n")
         (programs / "pip").touch()
-        (programs / "python").write_text(
-            f'#!/bin/sh\ncase "$1 $2" in -c*print*) echo 3.12;; -c*) ;; -m*) {pip};;\n'
-            f'*) exec {sys.executable} "$@";; esac\n'
+        write_command(
+            programs / "python",
+            f'case "$1 $2" in -c*print*) echo 3.12;; -c*) ;; -m*) {pip};;\n'
+            f'*) exec {sys.executable} "$@";; esac',
         )
-        (programs / "python").chmod(0o755)
         return tmp_path
 
     return make
@@ -219,10 +219,7 @@ def test_environments_do_not_share_a_build_directory() -> None:
 
 
 def python(version: str, directory: Path) -> str:
-    path = directory / f"python{version}"
-    path.write_text(f"#!/bin/sh\necho {version}\n")
-    path.chmod(0o755)
-    return str(path)
+    return write_command(directory / f"python{version}", f"echo {version}")
 
 
 def test_another_python_gets_an_environment_of_its_own(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import captured
+from processes import captured, write_command
 
 PREFLIGHT = Path(__file__).parents[1] / "scripts" / "preflight.sh"
 
@@ -19,11 +19,7 @@ PREFLIGHT = Path(__file__).parents[1] / "scripts" / "preflight.sh"
     ],
 )
 def test_an_interpreter_that_cannot_be_used(script: str, words: str, tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    done = captured(
-        ["sh", str(PREFLIGHT)], env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)}, timeout=30
-    )
+    environ = {"PATH": "/usr/bin:/bin", "PYTHON": write_command(tmp_path / "python3", script)}
+    done = captured(["sh", str(PREFLIGHT)], env=environ, timeout=30)
     assert done.returncode == 1
     assert words in done.stderr

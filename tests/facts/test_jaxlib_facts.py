@@ -189,7 +189,7 @@ REFUSED = """
 @pytest.mark.full
 def test_xla_refuses_float16_of_the_plug_unless_the_pass_is_there(collectives: str) -> None:
     """When this fails for lockstep, XLA takes float16 and the pass can go."""
-    result = run_lockstep(["--collectives", collectives], REFUSED, n=2)
+    result = run_lockstep(["--collectives", collectives], REFUSED)
     lines = [line for line in result.by_process[0] if "Gloo" not in line]
     refused = "Unsupported primitive type for reduction: f16" in lines[1]
     assert lines[0] == "[2.]", result
@@ -233,10 +233,8 @@ for ring in read_record(folder / "recorder.bin").rings:
 
 
 @pytest.mark.full
-def test_every_collective_knows_its_program_and_its_place_in_it(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(NUMBERS)
-    result = run_lockstep([], program, n=2, d=2, timeout=200)
+def test_every_collective_knows_its_program_and_its_place_in_it() -> None:
+    result = run_lockstep([], NUMBERS, d=2, timeout=200)
     told = [ast.literal_eval(line) for lines in result.by_process.values() for line in lines]
     # The classes whose objects hold these numbers, and the members of a group, are found by name.
     assert told.count(3) == 2, result
@@ -274,10 +272,8 @@ for chosen in (devices, devices[::-1], [devices[0], devices[-1]]):
 
 
 @pytest.mark.full
-def test_a_programs_first_number_is_a_hash_of_it_and_its_devices(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(HASHES)
-    result = run_lockstep([], program, n=2, d=8, timeout=100)  # names of more than 32 bytes
+def test_a_programs_first_number_is_a_hash_of_it_and_its_devices() -> None:
+    result = run_lockstep([], HASHES, d=8, timeout=100)  # names of more than 32 bytes
     for line in result.by_process[0] + result.by_process[1]:
         number, fingerprint, devices = ast.literal_eval(line)
         hashed = fingerprint64(fingerprint) + hash_of_devices(devices)

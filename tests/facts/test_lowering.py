@@ -6,10 +6,9 @@ not differ from one that has not.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from processes import assert_all_well, python
 
 PROGRAM = """
 import hashlib, sys
@@ -45,14 +44,6 @@ HISTORIES = ("nothing", "helpers alone", "other shapes", "cleared caches")
 
 @pytest.mark.full
 def test_the_history_of_a_process_does_not_change_what_it_lowers() -> None:
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM, history],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
-        for history in HISTORIES
-    ]
-    assert len(set(found)) == 1, dict(zip(HISTORIES, found, strict=True))
+    ended = [python(PROGRAM, history, timeout=120) for history in HISTORIES]
+    assert_all_well(ended)
+    assert len({end.stdout for end in ended}) == 1, dict(zip(HISTORIES, ended, strict=True))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hosts.journal import JOIN, PROGRAM, TIMEOUT, Journal
+from processes import write_key
 from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
@@ -21,9 +22,7 @@ class Job(Journal):
     def __init__(self, hosts: SshHosts, folder: Path) -> None:
         super().__init__(hosts, folder, PROGRAM.replace("# joins", JOIN))
         self.said_at.touch()
-        self.key = folder / "key"
-        self.key.write_text("k" * 64)
-        self.key.chmod(0o600)
+        self.key = write_key(folder / "key")
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:

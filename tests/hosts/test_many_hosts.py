@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from own_address import networked, own_address
-from processes import clean_environ
+from processes import captured, clean_environ, write_command
 
 HOSTS = 100
 TIMEOUT = 600.0
-SSH = """#!/bin/sh
+SSH = """
 # In the place of ssh: the command is the last word, and runs on this machine as on another.
 for last; do :; done
 exec env SSH_CONNECTION="{0} 1 {0} 22" sh -c "$last"
@@ -23,20 +22,13 @@ exec env SSH_CONNECTION="{0} 1 {0} 22" sh -c "$last"
 @networked
 @pytest.mark.full
 def test_a_job_starts_on_a_hundred_hosts(tmp_path: Path) -> None:
-    ssh = tmp_path / "ssh"
-    ssh.write_text(SSH.format(own_address()))
-    ssh.chmod(0o755)
+    ssh = write_command(tmp_path / "ssh", SSH.format(own_address()))
     hosts = ",".join(f"host{i}" for i in range(HOSTS))
     code = "import os; print(os.environ['LOCKSTEP_PROCESS_ID'])"
-    words = ["--hosts", hosts, "--ssh", str(ssh), "--no-prefix", "-c", code]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "lockstep", "run", *words],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        cwd=tmp_path,
-        env=clean_environ(TMPDIR=str(tmp_path)),
-    )
+    words = ["--hosts", hosts, "--ssh", ssh, "--no-prefix", "-c", code]
+    command = [sys.executable, "-P", "-m", "lockstep", "run", *words]
+    environ = clean_environ(TMPDIR=str(tmp_path))
+    done = captured(command, timeout=TIMEOUT, cwd=tmp_path, env=environ)
     assert done.returncode == 0, done
     assert sorted(map(int, done.stdout.split())) == list(range(HOSTS))
     assert not list(tmp_path.glob("lockstep-run-*"))

@@ -15,6 +15,7 @@ import pytest
 
 from hosts.journal import JOINED, PROGRAM, TIMEOUT, Journal
 from lanes import full
+from processes import write_key
 from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
@@ -29,9 +30,7 @@ class Job(Journal):
     def __init__(self, hosts: SshHosts, folder: Path, program: str) -> None:
         super().__init__(hosts, folder, program)
         self.said_at.touch()
-        self.key = folder / "key"
-        self.key.write_text("k" * 64)
-        self.key.chmod(0o600)
+        self.key = write_key(folder / "key")
         self.agents = {name: self.start(name, rank) for rank, name in enumerate("abc")}
 
     def start(self, name: str, rank: int) -> subprocess.Popen[bytes]:

@@ -92,5 +92,5 @@ def test_what_a_process_has_counted_in_a_first_job_does_not_count_in_the_second(
         lockstep.barrier("data", timeout=60)
         print("met")
     """
-    result = run_lockstep([], program, n=2, forked=True)
+    result = run_lockstep([], program, forked=True)
     assert result.by_process == {0: ["missing", "met"], 1: ["met"]}, result

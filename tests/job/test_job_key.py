@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from lockstep.engine.options import Network
 from lockstep.job import job_key
 from lockstep.job.job_key import KeyFile
 from of_this_jax import MUTUAL_TLS
-from processes import clean_environ, free_port, run_processes
+from processes import captured, clean_environ, free_port, run_processes
 
 SECRET = "0123456789abcdef" * 4
 
@@ -249,9 +248,8 @@ def test_every_record_of_a_run_on_one_host_is_authenticated(tmp_path: Path) -> N
     program = tmp_path / "program.py"
     program.write_text(RECORDS)
     command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(program)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=90, env=clean_environ(), check=True
-    )
+    done = captured(command, timeout=90, env=clean_environ())
+    assert done.returncode == 0, done
     found = re.findall(r"record (\S+) (\w+)", done.stdout)
     names = {re.sub(r"\d+", "N", name) for name, _ in found}
     assert {"lockstep/peer/N", "lockstep/arena/N/N", "lockstep/record/N/N"} <= names, done

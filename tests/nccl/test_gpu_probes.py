@@ -19,7 +19,7 @@ from lockstep.nccl import devices, gpu_checks
 from lockstep.nccl.devices import Gpu, GpuFacts
 from lockstep.system import subprocess_output
 from nccl import nvml_stand_in
-from processes import captured
+from processes import captured, write_command
 
 SCRIPT: dict[str, Any] = {
     "driver": "580.159.04",
@@ -91,7 +91,7 @@ def test_a_driver_that_no_signal_reaches_is_not_waited_for(
     process.wait(60)
 
 
-SMI = """#!/bin/sh
+SMI = """
 case "$*" in
 "") echo "| NVIDIA-SMI 580.159.04   Driver Version: 580.159.04   CUDA Version: 13.0 |" ;;
 --query*) echo "NVIDIA H200, 143771, 5120, 7, Default, 9.0, GPU-1"
@@ -102,8 +102,8 @@ esac
 
 
 def test_the_gpus_are_read_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").write_text(SMI)
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    smi = tmp_path / "nvidia-smi"
+    write_command(smi, SMI)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     known = devices._by_smi()
     assert (known.driver, known.cuda, known.apart) == ("580.159.04", (13, 0), ((0, 1),))
@@ -111,13 +111,13 @@ def test_the_gpus_are_read_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Mon
         Gpu("NVIDIA H200", 143771 << 20, 5 << 30, 7, "Default", (9, 0), uuid="GPU-1"),
         Gpu("NVIDIA H200", 143771 << 20, 0, 0, "Prohibited", (9, 0), uuid="GPU-2"),
     )
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    write_command(smi, "exit 9")
     assert devices._by_smi().problem == "nvidia-smi: it says nothing"
     # What it prints where the driver does not run has another status.
     failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "{failed}"\nexit 9\n')
+    write_command(smi, f'echo "{failed}"\nexit 9')
     assert devices._by_smi().problem == f"nvidia-smi: {failed}"
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    write_command(smi, "exec sleep 60")
     monkeypatch.setattr(subprocess_output, "PROBE_SECONDS", 0.2)
     late = devices._by_smi()
     assert (late.is_late, late.problem) == (True, "nvidia-smi has not answered within 0.2 s")

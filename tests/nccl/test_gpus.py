@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lockstep._errors import ConfigError
 from lockstep.hosts import host_attempt
 from lockstep.nccl import gpus
 from lockstep.system.interfaces import interfaces, is_loopback
-from processes import captured
+from processes import captured, write_command
 from support import run_lockstep
 
 NAMED = {
@@ -73,14 +74,12 @@ def test_a_driver_that_does_not_answer_is_an_error(
 ) -> None:
     monkeypatch.setattr(gpus, "_ROOT", tmp_path)
     monkeypatch.setattr(gpus, "_SMI_SECONDS", 0.2)
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nexec sleep 60\n")
-    smi.chmod(0o755)
+    write_command(tmp_path / "nvidia-smi", "exec sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=r"has not answered within 0\.2 s.*CUDA_VISIBLE_DEVICES"):
         gpus.count("cuda", {})
     assert gpus.count("cuda", {"CUDA_VISIBLE_DEVICES": "1"}) == 1
-    smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    write_command(tmp_path / "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     assert gpus.count("cuda", {}) == 0
 
 
@@ -260,10 +259,8 @@ def test_a_worker_under_slurm_has_its_gpu(tmp_path: Path) -> None:
 @pytest.fixture
 def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose nvidia-smi shows four GPUs."""
-    smi = tmp_path / "nvidia-smi"
     lines = "\n".join(f"GPU {k}: NVIDIA H200 (UUID: GPU-{k})" for k in range(4))
-    smi.write_text(f"#!/bin/sh\necho '{lines}'\n")
-    smi.chmod(0o755)
+    write_command(tmp_path / "nvidia-smi", f"echo '{lines}'")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -272,15 +269,19 @@ SHOW = "import os; print(os.environ.get('JAX_LOCAL_DEVICE_IDS'), os.environ.get(
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_the_launcher_gives_each_process_its_gpus() -> None:
-    result = run_lockstep(["--platform", "cuda"], SHOW, d=2, forked=True)
-    assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
-
-
-def test_amd_s_gpus_are_chosen_alike() -> None:
-    shown = {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}
-    result = run_lockstep(["--platform", "rocm"], SHOW, d=2, env=shown, forked=True)
-    assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
+@pytest.mark.parametrize(
+    ("platform", "environ", "shown"),
+    [
+        ("cuda", {}, ["0,1 None", "2,3 None"]),
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}, ["0,1 None", "2,3 None"]),
+        ("cpu", {}, ["None None"] * 2),
+    ],
+)
+def test_the_launcher_gives_each_process_its_gpus(
+    platform: str, environ: dict[str, str], shown: list[str]
+) -> None:
+    result = run_lockstep(["--platform", platform], SHOW, d=2, env=environ, forked=True)
+    assert result.by_process == {i: [line] for i, line in enumerate(shown)}, result
 
 
 @pytest.mark.parametrize(
@@ -300,22 +301,24 @@ from jax._src import xla_bridge
 print(xla_bridge.CUDA_VISIBLE_DEVICES.value)
 """
     environ = {"JAX_LOCAL_DEVICE_IDS": "2,3"}
-    result = run_lockstep(["--platform", "cpu"], program, env=environ)
+    result = run_lockstep(["--platform", "cpu"], program, env=environ, forked=True)
     assert result.by_process == {0: [ids], 1: [ids]}, result
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_the_launcher_refuses_more_processes_than_gpus() -> None:
-    result = run_lockstep(["--platform", "cuda"], SHOW, n=6, expect_status=2, forked=True)
-    assert "6 processes with 1 GPU each need 6 GPUs, and this host shows 4." in result.stderr
-    assert "--oversubscribe" in result.stderr
-
-
-@pytest.mark.usefixtures("four_gpus")
-def test_the_launcher_refuses_more_gpus_than_there_are_for_those_that_share_too() -> None:
-    options = ["--platform", "cuda", "--oversubscribe"]
-    result = run_lockstep(options, SHOW, n=2, d=5, expect_status=2, forked=True)
-    assert "-d 5 asks for 5 GPUs for each process, and this host shows 4." in result.stderr
+@pytest.mark.parametrize(
+    ("options", "n", "d", "words"),
+    [
+        ([], 6, 1, r"6 processes with 1 GPU each need 6 GPUs, and .* shows 4\..*--oversubscribe"),
+        (["--oversubscribe"], 2, 5, r"-d 5 asks for 5 GPUs for each process, and .* shows 4\."),
+    ],
+)
+def test_the_launcher_refuses_more_than_there_is(
+    options: list[str], n: int, d: int, words: str
+) -> None:
+    options = ["--platform", "cuda", *options]
+    result = run_lockstep(options, SHOW, n=n, d=d, expect_status=2, forked=True)
+    assert re.search(words, result.stderr), result
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -353,12 +356,6 @@ def test_nccl_takes_the_network_of_the_job(
     assert found == (name.format(**words) if name else None)
     on_cpus = host_attempt._spec({**order, "platform": "cpu"}, tmp_path).environ_of(1)
     assert on_cpus.get("NCCL_SOCKET_IFNAME") == environ.get("NCCL_SOCKET_IFNAME")
-
-
-@pytest.mark.usefixtures("four_gpus")
-def test_on_cpus_nothing_is_set() -> None:
-    result = run_lockstep(["--platform", "cpu"], SHOW, forked=True)
-    assert result.by_process == {0: ["None None"], 1: ["None None"]}, result
 
 
 def test_a_process_without_gpus_imports_nothing_of_it() -> None:

@@ -69,7 +69,9 @@ OPTIONS = ["--collectives", "gloo", "--stall-warning", "4", "--collective-timeou
 
 
 def run(program: str, n: int = 2, status: int = 1) -> Result:
-    return run_lockstep(OPTIONS, HEAD + program, n=n, timeout=100, expect_status=status)
+    return run_lockstep(
+        OPTIONS, HEAD + program, n=n, timeout=100, expect_status=status, forked=True
+    )
 
 
 def line_of(program: str, mark: str) -> int:
