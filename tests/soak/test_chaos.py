@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lanes import needs
+from lanes import full, needs
+from processes import captured
 from soak import faults, known, oracle
 from soak.chaos import RESULTS
 from soak.oracle import Struck, Table, Verdict
@@ -113,18 +113,27 @@ def test_the_table_has_a_row_for_each_kind() -> None:
     ]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
+LOSSES = "process killed,agent killed,guard killed,host killed,process 0's host killed,link cut"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count", "seconds"),
+    [
+        full("process killed,packets delayed", 2, 390, marks=[pytest.mark.timeout(400)]),
+        pytest.param(LOSSES, 30, 2900, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+    ],
+    ids=["two kinds", "all that is lost at once"],
+)
 @needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
-def test_a_job_that_meets_two_kinds() -> None:
+def test_jobs_that_meet_some_kinds(kinds: str, count: int, seconds: int) -> None:
     seed = 990_000 + random.randrange(1000)
     file = RESULTS / f"chaos-{seed}.json"
     words = [sys.executable, str(Path(__file__).parent / "chaos.py"), "--seed", str(seed)]
-    words += ["--faults", "2", "--kinds", "process killed,packets delayed"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=390)
+    words += ["--faults", str(count), "--kinds", kinds]
+    done = captured(words, timeout=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(file.read_text())
     file.unlink()
-    assert document["faults"] >= 2
+    assert document["faults"] >= count
     assert document["wrong"] == []
     assert document["rows"]["process killed"]["named right"] >= 1
