@@ -8,11 +8,12 @@ import select
 import signal
 import textwrap
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from own_address import own_address
-from support import Run, marked, start_lockstep, wait_until
+from support import Result, Run, marked, start_lockstep, wait_until
 
 WRAPPER = """#!/bin/bash
 # In the place of ssh: the last words are a host's name and a command, which runs on this machine.
@@ -89,6 +90,28 @@ class Hosts:
 
     def end(self, attempt: int) -> None:
         (self.folder / f"end_{attempt}").touch()
+
+    def end_well(self, run: Run, attempt: int) -> Result:
+        """Lets an attempt end, with which the job ends well and leaves nothing behind."""
+        self.end(attempt)
+        result = run.finish(60)
+        assert result.status == 0, result.stderr
+        run.assert_nothing_left()
+        return result
+
+    @contextlib.contextmanager
+    def one_returns(
+        self, grow: str = "", names: str = "ab", restarts: int = 1, program: str = PROGRAM
+    ) -> Iterator[Run]:
+        """A job with ``--grow``, whose host b was lost and is back in attempt 1."""
+        count = len(names)
+        options = ["--hosts", ",".join(names), "--min-hosts", str(count - 1)]
+        options += ["--max-restarts", str(restarts), "--grow", *([grow] if grow else [])]
+        with self.start(*options, program=program) as run:
+            self.lose(self.wait_for(0, count)[1][1], "b")
+            self.wait_for(1, count - 1)
+            self.back("b")
+            yield run
 
 
 def agents_of(run: Run, name: str) -> list[int]:

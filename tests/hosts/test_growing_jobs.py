@@ -30,17 +30,10 @@ def hosts(tmp_path: Path) -> Hosts:
 
 @pytest.mark.full
 def test_grow_asks_the_program_to_save_and_starts_again_on_all_hosts(hosts: Hosts) -> None:
-    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
-    with hosts.start(*options, program=TRAINING) as run:
-        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
-        hosts.wait_for(1, 1)
-        hosts.back("b")
+    with hosts.one_returns(program=TRAINING) as run:
         read_until(run, "b answers again: the program is asked to end, to start again with it")
         assert ran(hosts.wait_for(2, 2)) == {0: "a", 1: "b"}
-        hosts.end(2)
-        result = run.finish(60)
-        run.assert_nothing_left()
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 2)
     assert re.search(r"^  more hosts +1 ", result.stderr, re.MULTILINE)
     [saved] = [line for line in result.stdout.splitlines() if "saves" in line]
     step = saved.split()[-1]
@@ -49,15 +42,9 @@ def test_grow_asks_the_program_to_save_and_starts_again_on_all_hosts(hosts: Host
 
 @pytest.mark.full
 def test_a_program_that_does_not_ask_is_interrupted_and_starts_again(hosts: Hosts) -> None:
-    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow", "1"]
-    with hosts.start(*options, program=CATCHES + PROGRAM) as run:
-        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
-        hosts.wait_for(1, 1)
-        hosts.back("b")
+    with hosts.one_returns("1", program=CATCHES + PROGRAM) as run:
         assert ran(hosts.wait_for(2, 2)) == {0: "a", 1: "b"}
-        hosts.end(2)
-        result = run.finish(60)
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 2)
     assert "[0] noted" in result.stdout.splitlines()
 
 
@@ -76,16 +63,10 @@ OOM = "if os.environ['LOCKSTEP_PROCESS_ID'] == '0': os.kill(os.getpid(), signal.
 @pytest.mark.full
 def test_a_process_that_is_killed_while_it_saves_is_a_failure(hosts: Hosts) -> None:
     """The others, which save too, do not keep it waiting for all of ``--grow``'s time."""
-    options = ["--hosts", "a,b,c", "--max-restarts", "2", "--min-hosts", "2", "--grow", "300"]
     saves = "import os, signal" + SAVES.replace("{fault}", OOM)
-    with hosts.start(*options, program=saves + PROGRAM) as run:
-        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
-        hosts.wait_for(1, 2)
-        hosts.back("b")
+    with hosts.one_returns("300", names="abc", restarts=2, program=saves + PROGRAM) as run:
         assert ran(hosts.wait_for(2, 3)) == {0: "a", 1: "b", 2: "c"}
-        hosts.end(2)
-        result = run.finish(60)
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 2)
     assert "process 0 of 2 on a failed first: killed by SIGKILL" in result.stderr
     assert "attempt 1 has failed; starting again (1 restart left)" in result.stderr
     assert re.search(r"^  process failed +1 ", result.stderr, re.MULTILINE)
@@ -94,14 +75,10 @@ def test_a_process_that_is_killed_while_it_saves_is_a_failure(hosts: Hosts) -> N
 
 @pytest.mark.full
 def test_an_error_of_all_processes_while_they_save_is_a_failure_with_records(hosts: Hosts) -> None:
-    options = ["--hosts", "a,b,c", "--max-restarts", "1", "--min-hosts", "2", "--grow"]
     saves = "multihost_utils.process_allgather(jax.numpy.ones(2 + me))"
     program = TRAINING.replace('print("saves", step, flush=True)', saves)
     program = "from jax.experimental import multihost_utils" + program
-    with hosts.start(*options, program=program) as run:
-        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
-        hosts.wait_for(1, 2)
-        hosts.back("b")
+    with hosts.one_returns(names="abc", program=program) as run:
         result = run.finish(100)
         kept = "lockstep-failed-*/*/attempt_1/process_*/recorder.bin"
         assert len(list(run.folder.glob(kept))) == 2
@@ -112,7 +89,6 @@ def test_an_error_of_all_processes_while_they_save_is_a_failure_with_records(hos
 
 @pytest.mark.full
 def test_ctrl_c_after_a_process_has_ended_by_the_request_reports_no_failure(hosts: Hosts) -> None:
-    options = ["--hosts", "a,b,c", "--max-restarts", "1", "--min-hosts", "2", "--grow", "300"]
     program = """
 import os, pathlib, signal
 if os.environ["LOCKSTEP_PROCESS_ID"] == "0":
@@ -120,10 +96,7 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "0":
 else:
     signal.signal(signal.SIGTERM, lambda *_: print("noted", flush=True))
 """
-    with hosts.start(*options, program=program + PROGRAM) as run:
-        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
-        hosts.wait_for(1, 2)
-        hosts.back("b")
+    with hosts.one_returns("300", names="abc", program=program + PROGRAM) as run:
         read_until(run, "the program is asked to end")
         pid = int((hosts.folder / "pid").read_text())
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of process 0", 30)
@@ -136,11 +109,7 @@ else:
 
 @pytest.mark.full
 def test_ctrl_c_after_the_request_is_the_end(hosts: Hosts) -> None:
-    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
-    with hosts.start(*options, program=CATCHES + PROGRAM) as run:
-        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
-        hosts.wait_for(1, 1)
-        hosts.back("b")
+    with hosts.one_returns(program=CATCHES + PROGRAM) as run:
         read_until(run, "the program is asked to end")
         run.process.send_signal(signal.SIGINT)
         result = run.finish(60)
@@ -152,7 +121,6 @@ def test_ctrl_c_after_the_request_is_the_end(hosts: Hosts) -> None:
 @pytest.mark.full
 def test_ctrl_c_while_the_output_before_the_next_attempt_waits_is_the_end(hosts: Hosts) -> None:
     """All processes have ended then, and the reader of the output takes nothing."""
-    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow", "300"]
     program = """
 import os, pathlib, signal
 (pathlib.Path({folder!r}) / "pid").write_text(str(os.getpid()))
@@ -162,11 +130,8 @@ def save(*_):
     os._exit(0)
 signal.signal(signal.SIGTERM, save)
 """
-    with hosts.start(*options, program=program + PROGRAM) as run:
-        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
-        hosts.wait_for(1, 1)
+    with hosts.one_returns("300", program=program + PROGRAM) as run:
         pid = int((hosts.folder / "pid").read_text())
-        hosts.back("b")
         read_until(run, "the program is asked to end")
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of process 0", 30)
         time.sleep(3)  # until nothing is left but to write
@@ -193,14 +158,8 @@ def test_the_end_of_the_output_after_the_request_ends_the_job(hosts: Hosts) -> N
 
 @pytest.mark.full
 def test_a_program_that_has_finished_by_then_is_not_started_again(hosts: Hosts) -> None:
-    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
     once = TRAINING.replace("    if lockstep.", "    if step == first + 1 and lockstep.")
-    with hosts.start(*options, program=once) as run:
-        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
-        hosts.wait_for(1, 1)
-        hosts.back("b")
+    with hosts.one_returns(program=once) as run:
         read_until(run, "the program is asked to end")
-        hosts.end(1)
-        result = run.finish(60)
-    assert result.status == 0, result.stderr
+        hosts.end_well(run, 1)
     assert hosts.ups(2) == {}

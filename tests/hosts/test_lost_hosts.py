@@ -42,10 +42,7 @@ def test_a_spare_takes_the_processes_of_a_lost_host(hosts: Hosts) -> None:
         assert ran(first) == {0: "a", 1: "a", 2: "b", 3: "c"}
         hosts.lose(first[2][1], "b")
         assert ran(hosts.wait_for(1, 4)) == {0: "a", 1: "a", 2: "d", 3: "c"}
-        hosts.end(1)
-        result = run.finish(60)
-        run.assert_nothing_left()
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 1)
     assert "d takes the place of b, which was lost, with process 2" in result.stderr
     assert_unsaid("going on with", result.stderr)
     assert re.search(r"attempt 1 starts on 3 of 3 hosts, [\d.]+ s after the failure", result.stderr)
@@ -66,10 +63,7 @@ def test_a_spare_that_is_lost_too_leaves_fewer_hosts(hosts: Hosts) -> None:
         assert ran(second) == {0: "a", 1: "c"}
         hosts.lose(second[0][1], "a")
         assert ran(hosts.wait_for(2, 1)) == {0: "c"}
-        hosts.end(2)
-        result = run.finish(60)
-        run.assert_nothing_left()
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 2)
     assert "going on with 1 host, 1 process, without\n" in result.stderr
 
 
@@ -85,8 +79,7 @@ def test_a_spare_that_does_not_pass_the_checks_is_no_help(hosts: Hosts) -> None:
         said = read_until(run, "attempt 1 starts on 2 of 2 hosts")
         assert "spare c: agent no answer within 1 s (facts) (fix: check the load" in said
         assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "b"}
-        hosts.end(1)
-        assert run.finish(60).status == 0
+        hosts.end_well(run, 1)
 
 
 @pytest.mark.full
@@ -98,10 +91,7 @@ def test_two_hosts_at_once_of_which_one_can_be_replaced(hosts: Hosts) -> None:
         hosts.lose(first[0][1], "a")
         hosts.lose(first[1][1], "b")
         assert ran(hosts.wait_for(1, 2)) == {0: "d", 1: "c"}
-        hosts.end(1)
-        result = run.finish(60)
-        run.assert_nothing_left()
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 1)
     assert "d takes the place of a, which was lost, with process 0" in result.stderr
     assert "going on with 2 hosts, 2 processes, without\n" in result.stderr
 
@@ -121,9 +111,7 @@ def test_a_launcher_that_stood_still_goes_on_with_all_hosts(hosts: Hosts) -> Non
                 hosts.lose(pid, name, down=False)
             os.kill(run.process.pid, signal.SIGCONT)
         assert sorted(ran(hosts.wait_for(4, 2)).values()) == ["a", "b"]
-        hosts.end(4)
-        result = run.finish(60)
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 4)
     assert_unsaid("is not used any more", result.stderr)
 
 
@@ -148,8 +136,7 @@ def test_a_spare_whose_agent_ends_is_named_and_comes_back(hosts: Hosts) -> None:
         assert "lockstep: spare c: its host was lost: " in said
         hosts.lose(first[1][1], "b")
         assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "c"}
-        hosts.end(1)
-        assert run.finish(60).status == 0
+        hosts.end_well(run, 1)
 
 
 @pytest.mark.full
@@ -163,10 +150,7 @@ def test_a_host_that_returns_joins_at_the_next_restart(hosts: Hosts) -> None:
         read_until(run, "b answers again: it takes part from the next restart on")
         hosts.lose(second[1][1], "c", down=False)
         assert ran(hosts.wait_for(2, 3)) == {0: "a", 1: "b", 2: "c"}
-        hosts.end(2)
-        result = run.finish(60)
-        run.assert_nothing_left()
-    assert result.status == 0, result.stderr
+        hosts.end_well(run, 2)
 
 
 JAX = "Metadata-Version: 2.1\nName: jax\nVersion: 0.0.1\n"
@@ -197,10 +181,7 @@ def test_a_host_that_returns_with_another_version_is_refused(
         said = read_until(run, "b answers again, and is refused: ")
         said += read_until(run, "\n") if not said.endswith("\n") else ""
         assert words in said.partition("is refused: ")[2]
-        hosts.end(1)
-        result = run.finish(60)
-        run.assert_nothing_left()
-    assert result.status == 0, result.stderr
+        hosts.end_well(run, 1)
 
 
 @pytest.mark.slow
@@ -217,10 +198,7 @@ def test_a_launcher_that_is_stopped_for_a_minute_goes_on_with_all_hosts(hosts: H
         for pid in launcher:
             os.kill(pid, signal.SIGCONT)
         assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "b"}
-        hosts.end(1)
-        result = run.finish(60)
-        run.assert_nothing_left()
-    assert result.status == 0, result.stderr
+        result = hosts.end_well(run, 1)
     assert ended
     assert "The launcher stood still for 6" in result.stderr
 
