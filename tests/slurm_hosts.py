@@ -163,6 +163,11 @@ class SlurmHosts:
         assert not left(), "\n".join(left())
 
 
+def program(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return str(folder / "train.py")
+
+
 def of_page(title: str) -> str:
     """The script or program with that title in docs/tutorials/slurm.md."""
     page = (Path(__file__).resolve().parents[1] / "docs" / "tutorials" / "slurm.md").read_text()

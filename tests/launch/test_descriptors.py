@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import captured
+from processes import captured, write_command
 
 SOFT_LIMIT = 36
 TOO_MANY = "Too many open files"
@@ -23,10 +23,7 @@ def lockstep(*words: str, hard: int | None = None) -> subprocess.CompletedProces
 
 def fake_ssh(folder: Path) -> str:
     """A command that starts agents on this machine, whatever the host."""
-    script = folder / "ssh"
-    script.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
-    script.chmod(0o755)
-    return str(script)
+    return write_command(folder / "ssh", 'for command; do :; done\nexec sh -c "$command"')
 
 
 @pytest.mark.full

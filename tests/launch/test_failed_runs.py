@@ -39,13 +39,14 @@ def make_run(folder: Path, content: bytes = b"x") -> Path:
 
 
 def test_a_good_run_keeps_nothing(tmp_path: Path) -> None:
-    with start_lockstep(["-n", "2"], PROGRAM.format(end="")) as run:
+    with start_lockstep(["-n", "2"], PROGRAM.format(end=""), forked=True) as run:
         assert run.finish(30).status == 0
-        assert sorted(path.name for path in run.folder.iterdir()) == ["program.py"]
+        left = {path.name for path in run.folder.iterdir()}
+        assert left - {"stdout", "stderr"} == {"program.py"}  # of a forked launcher
 
 
 def test_a_failed_run_keeps_its_records_and_says_what_to_type() -> None:
-    with start_lockstep(["-n", "2"], FAILS) as run:
+    with start_lockstep(["-n", "2"], FAILS, forked=True) as run:
         result = run.finish(30)
         run.assert_nothing_left()
         last = result.said_by_launcher.splitlines()[-1]
@@ -64,10 +65,10 @@ def test_a_failed_run_keeps_its_records_and_says_what_to_type() -> None:
 def test_each_run_has_a_folder_of_its_own_beside_its_logs(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     restarted = ["--log-dir", str(logs), "--max-restarts", "1", "--grace", "1"]
-    run_lockstep(restarted, FAILS, expect_status=1)
+    run_lockstep(restarted, FAILS, expect_status=1, forked=True)
     [first] = logs.iterdir()
     assert (first / "attempt_1/process_1/recorder.bin").exists()
-    result = run_lockstep(["--log-dir", str(logs)], FAILS, expect_status=1)
+    result = run_lockstep(["--log-dir", str(logs)], FAILS, expect_status=1, forked=True)
     [second] = set(logs.iterdir()) - {first}
     assert f"for details: lockstep report {second}" in result.said_by_launcher
     assert (second / "attempt_0/process_1/recorder.bin").exists()
@@ -78,7 +79,7 @@ def test_each_run_has_a_folder_of_its_own_beside_its_logs(tmp_path: Path) -> Non
 
 def test_a_run_that_is_stopped_keeps_its_records_too() -> None:
     program = PROGRAM.format(end="(folder.parent.parent / f'ready_{me}').touch(); time.sleep(100)")
-    with start_lockstep(["-n", "2"], program) as run:
+    with start_lockstep(["-n", "2"], program, forked=True) as run:
         wait_until(lambda: len(list(run.folder.glob("*/ready_*"))) == 2, "both are ready", 30)
         run.process.send_signal(signal.SIGINT)
         result = run.finish(30)
@@ -87,7 +88,7 @@ def test_a_run_that_is_stopped_keeps_its_records_too() -> None:
 
 
 def test_without_a_recorder_file_nothing_is_kept() -> None:
-    with start_lockstep(["-n", "2"], "raise ValueError") as run:
+    with start_lockstep(["-n", "2"], "raise ValueError", forked=True) as run:
         result = run.finish(30)
         assert not list(run.folder.glob("lockstep-*"))
     assert_unsaid("lockstep report", result.stderr)
@@ -113,22 +114,17 @@ def test_failed_runs_are_kept_for_a_week_and_below_a_size(
     assert [folder.exists() for folder in names] == [True, True, True, False, False]
 
 
-def test_a_place_that_others_can_enter_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["a folder that others can enter", "a link"])
+def test_a_place_that_is_not_private_is_not_used(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / f"lockstep-failed-{os.getuid()}").mkdir(mode=0o755)
-    with pytest.raises(PermissionError, match="is not private"):
-        failed_runs.keep(make_run(tmp_path), None)
-
-
-def test_a_link_in_its_place_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    elsewhere = tmp_path / "elsewhere"
+    place, elsewhere = tmp_path / f"lockstep-failed-{os.getuid()}", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    (tmp_path / f"lockstep-failed-{os.getuid()}").symlink_to(elsewhere)
+    if what == "a link":
+        place.symlink_to(elsewhere)
+    else:
+        place.mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="is not private"):
         failed_runs.keep(make_run(tmp_path), None)
     assert not list(elsewhere.iterdir())

@@ -37,17 +37,9 @@ def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorR
 
 
 def test_the_error_that_happened_first_counts_not_the_process_that_ended_first() -> None:
-    endings = [ended(0, 1, 10.5, record(10.4)), ended(1, 1, 12.0, record(10.1))]
-    first = first_failure(endings, 11.0)
-    assert first is not None
-    assert first.process_id == 1
-
-
-def test_a_death_by_signal_counts_from_its_end() -> None:
-    endings = [ended(0, 1, 10.3, record(10.2)), ended(1, -signal.SIGKILL, 10.1)]
-    first = first_failure(endings, 11.0)
-    assert first is not None
-    assert first.process_id == 1
+    later = ended(0, 1, 10.5, record(10.4))
+    for first in (ended(1, 1, 12.0, record(10.1)), ended(1, -signal.SIGKILL, 10.1)):
+        assert first_failure([later, first], 11.0) is first
 
 
 def test_a_death_is_noticed_later_than_it_happens() -> None:

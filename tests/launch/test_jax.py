@@ -73,7 +73,7 @@ def test_a_platform_without_its_device_is_told_in_words() -> None:
         hardware_utils.has_visible_nvidia_gpu = lambda: False
         jax.devices()
     """
-    result = run_lockstep(["--platform", "cuda"], program, n=1, expect_status=1)
+    result = run_lockstep(["--platform", "cuda"], program, n=1, expect_status=1, forked=True)
     first = result.said_by_launcher.splitlines()[0]
     assert "failed first: RuntimeError: JAX may use the platform cuda only" in first
     assert "finds no NVIDIA GPU on this machine" in first
@@ -119,7 +119,7 @@ if jax.process_index() == 1:
     time.sleep(1)
     raise ValueError("late")
 """
-    result = run_lockstep(["--collectives", "gloo"], program, timeout=60, expect_status=1)
+    result = run_lockstep(["--collectives", "gloo"], program, expect_status=1)
     assert "process 1 of 2 failed first: ValueError: late" in result.said_by_launcher
 
 

@@ -75,7 +75,7 @@ FAILS_TWICE = "import os, sys\nsys.exit(int(os.environ['LOCKSTEP_ATTEMPT']) < 2)
 
 def test_a_run_accounts_for_its_restarts(tmp_path: Path) -> None:
     options = ["--max-restarts", "3", "--log-dir", str(tmp_path)]
-    said = run_lockstep(options, FAILS_TWICE, timeout=60, forked=True).said_by_launcher
+    said = run_lockstep(options, FAILS_TWICE, forked=True).said_by_launcher
     assert "attempt 1 starts, " in said
     assert " lost in 2 restarts:\n" in said
     [path] = tmp_path.glob("run_*/restarts.json")
@@ -96,13 +96,13 @@ sys.exit(attempt < 2)
 
 
 def test_the_table_has_the_step_where_nothing_is_kept_of_the_run() -> None:
-    said = run_lockstep(["-n", "2", "--max-restarts", "3"], CONTINUES, timeout=60, forked=True)
+    said = run_lockstep(["-n", "2", "--max-restarts", "3"], CONTINUES, forked=True)
     assert "checkpoint: attempt 1 from step 5, attempt 2 from step 10\n" in said.stderr
 
 
 def test_the_account_has_the_step_that_the_program_has_restored(tmp_path: Path) -> None:
     options = ["-n", "2", "--max-restarts", "3", "--log-dir", str(tmp_path)]
-    said = run_lockstep(options, CONTINUES, timeout=60, forked=True).stderr
+    said = run_lockstep(options, CONTINUES, forked=True).stderr
     assert re.findall(r"attempt (\d) continues from step (\d+)", said) == [("1", "5"), ("2", "10")]
     [path] = tmp_path.glob("run_*/restarts.json")
     found = json.loads(path.read_text())
@@ -134,8 +134,6 @@ def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:
 
 def test_a_run_without_a_restart_says_nothing_of_it(tmp_path: Path) -> None:
     options = ["--max-restarts", "3", "--log-dir", str(tmp_path)]
-    result = run_lockstep(
-        options, "import sys; print('to stderr', file=sys.stderr)", timeout=60, forked=True
-    )
+    result = run_lockstep(options, "import sys; print('to stderr', file=sys.stderr)", forked=True)
     assert_unsaid("lost in", result.stderr)
     assert list(tmp_path.glob("run_*/restarts.json")) == []

@@ -13,13 +13,15 @@ from support import MY_PROCESS, run_lockstep, start_lockstep
 
 
 def test_stdout_and_stderr_stay_apart() -> None:
-    result = run_lockstep([], "import sys; print('out'); print('err', file=sys.stderr)")
+    result = run_lockstep(
+        [], "import sys; print('out'); print('err', file=sys.stderr)", forked=True
+    )
     assert result.by_process == {0: ["out"], 1: ["out"]}
     assert result.stderr_by_process == {0: ["err"], 1: ["err"]}
 
 
 def test_no_prefix() -> None:
-    result = run_lockstep(["--no-prefix"], MY_PROCESS + "print('line', i)")
+    result = run_lockstep(["--no-prefix"], MY_PROCESS + "print('line', i)", forked=True)
     assert sorted(result.stdout.splitlines()) == ["line 0", "line 1"]
 
 
@@ -86,7 +88,7 @@ else:
     sys.stdout.buffer.write(bytes(range(256)) * 100)
 """
     )
-    with start_lockstep(["-n", "2", "--no-prefix"], program) as run:
+    with start_lockstep(["-n", "2", "--no-prefix"], program, forked=True) as run:
         out, _ = run.process.communicate(timeout=60)
     assert run.process.returncode == 0
     assert out.count(b"x") == 3_000_000 + 100
@@ -109,7 +111,7 @@ if i:
     raise ValueError('no')
 """
     )
-    result = run_lockstep(["--log-dir", str(logs)], program, expect_status=1)
+    result = run_lockstep(["--log-dir", str(logs)], program, expect_status=1, forked=True)
     [logs] = logs.iterdir()
     for i in range(2):
         folder = logs / "attempt_0" / f"process_{i}"

@@ -45,7 +45,7 @@ def imports(folder: Path) -> Path:
 def test_all_processes_and_attempts_share_one_import(imports: Path, where: list[str]) -> None:
     program = START + "print(attempt, sys.argv[1:], __name__)\nsys.exit(me == 1 and attempt == 0)"
     options = [*where, "--preload", "counted", "--max-restarts", "1"]
-    result = run_lockstep(options, program, program_args=["--lr", "1"], timeout=60)
+    result = run_lockstep(options, program, program_args=["--lr", "1"], forked=True)
     assert len(imports.read_text().split()) == 1
     for process in (0, 1):
         words = [f"{attempt} ['--lr', '1'] __main__" for attempt in (0, 1)]
@@ -62,7 +62,7 @@ def test_all_processes_and_attempts_share_one_import(imports: Path, where: list[
 )
 def test_it_ends_as_other_processes_do(imports: Path, end: str, status: int, words: str) -> None:
     program = START + f"if me == 1: {end}\ntime.sleep(100)"
-    result = run_lockstep(["--preload", "counted"], program, expect_status=status)
+    result = run_lockstep(["--preload", "counted"], program, expect_status=status, forked=True)
     assert words in result.said_by_launcher
     assert "counted" not in result.stderr  # no frame of ours, none of the import
 
@@ -81,7 +81,7 @@ def test_standard_input_cores_and_descriptors(imports: Path) -> None:
 
 def test_kill_9_of_the_launcher_leaves_nothing(imports: Path) -> None:
     program = START + "(here / f'ready_{me}').touch(); time.sleep(100)"
-    with start_lockstep(["-n", "2", "--preload", "counted"], program) as run:
+    with start_lockstep(["-n", "2", "--preload", "counted"], program, forked=True) as run:
         wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
         run.process.kill()
         run.finish(30)
@@ -92,7 +92,9 @@ def test_what_an_import_sets_is_seen_by_all(imports: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HELD", "by the user")
     text = imports.with_suffix(".py").read_text()
     imports.with_suffix(".py").write_text(text + "os.environ['HELD'] = 'by the module'\n")
-    result = run_lockstep(["--preload", "counted"], START + "print(os.environ['HELD'], me)")
+    result = run_lockstep(
+        ["--preload", "counted"], START + "print(os.environ['HELD'], me)", forked=True
+    )
     assert [result.by_process[i] for i in (0, 1)] == [["by the module 0"], ["by the module 1"]]
 
 
@@ -151,7 +153,7 @@ def test_an_interpreter_that_was_killed_is_started_again(imports: Path) -> None:
         "    os.kill(int(pathlib.Path(counted.__file__).with_suffix('.imports').read_text()), 9)\n"
         "    sys.exit(1)\n"
     )
-    run_lockstep(["--preload", "counted", "--max-restarts", "1"], program, timeout=60)
+    run_lockstep(["--preload", "counted", "--max-restarts", "1"], program, forked=True)
     assert len(set(imports.read_text().split())) == 2
 
 
@@ -180,7 +182,7 @@ def test_what_cannot_be_preloaded_is_an_error(folder: Path, module: str | None, 
     if module:
         (folder / "counted.py").write_text(module)
     options = ["--preload", "counted", "--max-restarts", "1"]
-    result = run_lockstep(options, "print('runs')", expect_status=1)
+    result = run_lockstep(options, "print('runs')", expect_status=1, forked=True)
     assert "process 0 of 2 could not be started: " in result.said_by_launcher
     assert words in result.said_by_launcher
     assert result.stdout == ""
@@ -191,10 +193,10 @@ def test_imports_that_do_not_end_are_given_up_or_stopped(folder: Path) -> None:
         "import time, pathlib; pathlib.Path(__file__).with_suffix('.begun').touch(); time.sleep(99)"
     )
     options = ["--preload", "counted", "--start-timeout", "0.5"]
-    result = run_lockstep(options, "print('runs')", expect_status=1)
+    result = run_lockstep(options, "print('runs')", expect_status=1, forked=True)
     assert "the imports have taken more than --start-timeout (0.5 s)" in result.said_by_launcher
     (folder / "counted.begun").unlink(missing_ok=True)
-    with start_lockstep(["-n", "2", "--preload", "counted"], "print('runs')") as run:
+    with start_lockstep(["-n", "2", "--preload", "counted"], "print('runs')", forked=True) as run:
         wait_until((folder / "counted.begun").exists, "it imports", 30)
         run.process.send_signal(signal.SIGINT)
         assert run.finish(30).status == 130

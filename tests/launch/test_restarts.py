@@ -20,9 +20,7 @@ print("attempt", attempt, flush=True)
 def test_a_job_starts_again_until_it_ends_well(tmp_path: Path) -> None:
     program = START + "if me == 1 and attempt < 2: sys.exit(5)"
     logs = tmp_path / "logs"
-    result = run_lockstep(
-        ["--max-restarts", "3", "--log-dir", str(logs)], program, timeout=60, forked=True
-    )
+    result = run_lockstep(["--max-restarts", "3", "--log-dir", str(logs)], program, forked=True)
     assert "attempt 2" in result.by_process[0]
     assert result.said_by_launcher.count("process 1 of 2 failed first: sys.exit(5)") == 2
     assert "attempt 0 has failed; starting again (3 restarts left)" in result.said_by_launcher
@@ -36,7 +34,7 @@ def test_a_job_starts_again_until_it_ends_well(tmp_path: Path) -> None:
 def test_a_job_that_fails_too_often_ends_with_its_last_status() -> None:
     program = START + "sys.exit(10 + attempt) if me == 0 else time.sleep(100)"
     options = ["--max-restarts", "1", "--grace", "0.5"]
-    result = run_lockstep(options, program, timeout=60, expect_status=11, forked=True)
+    result = run_lockstep(options, program, expect_status=11, forked=True)
     assert result.by_process[0] == ["attempt 0", "attempt 1"]
     # Once for each attempt, and the last line.
     assert result.said_by_launcher.count("failed first") == 3

@@ -15,7 +15,7 @@ import pytest
 import lanes
 import slurm_hosts
 from lockstep.hosts.lease import LEASE_SECONDS
-from slurm_hosts import SlurmHosts
+from slurm_hosts import SlurmHosts, program
 from support import wait_until
 
 pytestmark = [
@@ -54,11 +54,6 @@ SHORT = "import os; print(os.uname().nodename, os.environ['LOCKSTEP_NUM_PROCESSE
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmHosts]:
     with slurm_hosts.slurm_hosts(tmp_path_factory.mktemp("slurm")) as made:
         yield made
-
-
-def program(folder: Path, text: str) -> str:
-    (folder / "train.py").write_text(text)
-    return str(folder / "train.py")
 
 
 def test_the_script_of_the_page_starts_again_after_a_failure(

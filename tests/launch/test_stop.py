@@ -14,7 +14,7 @@ import pytest
 from lockstep.launch.supervisor import REPEATED_SIGNAL
 from lockstep.processes import run_dir
 from lockstep.system import process_tree
-from support import Run, assert_unsaid, marked, run_lockstep, start_lockstep, wait_until
+from support import Result, Run, assert_unsaid, marked, run_lockstep, start_lockstep, wait_until
 
 READY = """
 import os, pathlib, signal, subprocess, sys, time
@@ -44,9 +44,8 @@ while True: time.sleep(100)
 WITH_GRANDCHILDREN = (
     READY
     + """
-nap = [sys.executable, "-c", "import time; time.sleep(100)"]
-subprocess.Popen(nap)
-subprocess.Popen(nap, start_new_session=True)
+subprocess.Popen(["sleep", "100"])
+subprocess.Popen(["sleep", "100"], start_new_session=True)
 subprocess.Popen(["sh", "-c", "trap '' INT TERM; (sleep 100 & sleep 100) & sleep 100"])
 ready()
 time.sleep(100)
@@ -58,6 +57,18 @@ def wait_ready(run: Run, n: int = 2, what: str = "ready_*") -> None:
     wait_until(lambda: len(list(run.folder.glob(what))) >= n, f"{n} x {what}", 30)
 
 
+def stopped(
+    program: str, number: int, *options: str, forked: bool = True
+) -> tuple[Result, set[str]]:
+    """A job that gets a signal once two processes are ready, and the files that it has made."""
+    with start_lockstep(["-n", "2", *options], program, forked=forked) as run:
+        wait_ready(run)
+        run.process.send_signal(number)
+        result = run.finish(60)
+        run.assert_nothing_left()
+        return result, {path.name for path in run.folder.iterdir()}
+
+
 def supervisor_of(run: Run) -> int:
     return next(p for p, parent in process_tree.parents().items() if parent == run.process.pid)
 
@@ -66,11 +77,7 @@ def supervisor_of(run: Run) -> int:
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_to_the_launcher_stops_all(number: int, status: int) -> None:
-    with start_lockstep(["-n", "2"], SLEEP) as run:
-        wait_ready(run)
-        run.process.send_signal(number)
-        result = run.finish(30)
-        run.assert_nothing_left()
+    result, _ = stopped(SLEEP, number)
     assert result.status == status
     assert f"stopped by {signal.Signals(number).name}" in result.said_by_launcher
     assert "failed" not in result.said_by_launcher
@@ -85,12 +92,9 @@ MANY = 150
 
 
 def test_a_signal_is_obeyed_while_processes_are_being_started() -> None:
-    with start_lockstep(["--oversubscribe", "-n", str(MANY)], SLEEP) as run:
-        wait_ready(run)
-        run.process.send_signal(signal.SIGTERM)
-        result = run.finish(60)
-        run.assert_nothing_left()
-        assert len(list(run.folder.glob("ready_*"))) < MANY / 2
+    many = ["--oversubscribe", "-n", str(MANY)]
+    result, made = stopped(SLEEP, signal.SIGTERM, *many, forked=False)
+    assert sum(name.startswith("ready_") for name in made) < MANY / 2
     assert result.status == 143
     assert "stopped by SIGTERM" in result.said_by_launcher
 
@@ -117,30 +121,21 @@ ready()
 while True: time.sleep(100)
 """
     )
-    with start_lockstep(["-n", "2"], program) as run:
-        wait_ready(run)
-        run.process.send_signal(signal.SIGTERM)
-        result = run.finish(30)
-        run.assert_nothing_left()
+    result, _ = stopped(program, signal.SIGTERM)
     assert result.by_process == {0: ["saved"], 1: ["saved"]}
     assert result.status == 0
 
 
 def test_a_process_that_ignores_every_request_is_killed_after_the_grace_period() -> None:
-    with start_lockstep(["-n", "2", "--grace", "0.6"], STUBBORN) as run:
-        wait_ready(run)
-        run.process.send_signal(signal.SIGTERM)
-        result = run.finish(30)
-        run.assert_nothing_left()
-        # SIGTERM first, SIGINT halfway.
-        assert len(list(run.folder.glob("got_*_15"))) == 2
-        assert len(list(run.folder.glob("got_*_2"))) == 2
+    result, made = stopped(STUBBORN, signal.SIGTERM, "--grace", "0.6")
+    # SIGTERM first, SIGINT halfway.
+    assert made >= {f"got_{process}_{number}" for process in (0, 1) for number in (15, 2)}
     assert result.status == 143
     assert "killed because they did not end" in result.said_by_launcher
 
 
 def test_a_second_ctrl_c_kills_at_once() -> None:
-    with start_lockstep(["-n", "2", "--grace", "1000"], STUBBORN) as run:
+    with start_lockstep(["-n", "2", "--grace", "1000"], STUBBORN, forked=True) as run:
         wait_ready(run)
         run.process.send_signal(signal.SIGINT)
         wait_ready(run, what="got_*_2")
@@ -162,7 +157,7 @@ def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
         "ready()\nif i == 1:\n    while len(list(here.glob('ready_*'))) < 3: time.sleep(0.01)\n"
         "    raise ValueError('stop')\nwhile",
     )
-    result = run_lockstep([], program, n=3, timeout=30, expect_status=1)
+    result = run_lockstep([], program, n=3, timeout=30, expect_status=1, forked=True)
     assert "process 1 of 3 failed first: ValueError: stop" in result.said_by_launcher
     assert "killed because they did not end within --grace: processes 0, 2" in result.stderr
 
@@ -174,7 +169,7 @@ def test_a_job_that_is_stopped_while_python_starts_prints_no_traceback() -> None
 
 @pytest.mark.parametrize("victim", ["guard", "supervisor"])
 def test_kill_9_of_the_launcher_leaves_nothing(victim: str) -> None:
-    with start_lockstep(["-n", "2"], WITH_GRANDCHILDREN) as run:
+    with start_lockstep(["-n", "2"], WITH_GRANDCHILDREN, forked=True) as run:
         wait_ready(run)
         pid = run.process.pid if victim == "guard" else supervisor_of(run)
         assert len(marked(run.mark)) > 8
@@ -187,37 +182,30 @@ def test_kill_9_of_the_launcher_leaves_nothing(victim: str) -> None:
 
 
 def test_kill_9_of_both_halves_of_the_launcher_ends_the_processes() -> None:
-    with start_lockstep(["-n", "2"], SLEEP) as run:
-        wait_ready(run)
-        for pid in (supervisor_of(run), run.process.pid):
-            os.kill(pid, signal.SIGKILL)
-        run.finish(30)
-        wait_until(lambda: not marked(run.mark), "the processes end")
-        # The next run in the same place removes the private directory.
-        (left,) = run.folder.glob("lockstep-run-*")
-        run_dir.sweep(run.folder)
-        assert left.exists()  # too young: it might be about to be locked
-        os.utime(left, (0, 0))
-        run_dir.sweep(run.folder)
-        assert not left.exists()
-
-
-def test_the_private_directory_of_a_living_run_is_not_removed() -> None:
-    with start_lockstep(["-n", "2"], SLEEP) as run:
+    with start_lockstep(["-n", "2"], SLEEP, forked=True) as run:
         wait_ready(run)
         (private,) = run.folder.glob("lockstep-run-*")
         assert private.stat().st_mode & 0o777 == 0o700
         os.utime(private, (0, 0))
         run_dir.sweep(run.folder)
-        assert private.exists()
+        assert private.exists()  # that of a run that lives
+        for pid in (supervisor_of(run), run.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        run.finish(30)
+        wait_until(lambda: not marked(run.mark), "the processes end")
+        # The next run in the same place removes it.
+        os.utime(private)
+        run_dir.sweep(run.folder)
+        assert private.exists()  # too young: it might be about to be locked
+        os.utime(private, (0, 0))
+        run_dir.sweep(run.folder)
+        assert not private.exists()
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "1 / 0"])
 def test_grandchildren_end_with_the_job(end: str) -> None:
-    program = WITH_GRANDCHILDREN.replace("time.sleep(100)\n", f"{end}\n").replace(
-        f"import time; {end}", "import time; time.sleep(100)"
-    )
-    result = run_lockstep([], program, timeout=30, expect_status=None)
+    program = WITH_GRANDCHILDREN.replace("time.sleep(100)\n", f"{end}\n")
+    result = run_lockstep([], program, timeout=30, expect_status=None, forked=True)
     assert result.status == {"s": 0, "o": 137, "1": 1}[end[0]]
     if end == "sys.exit(0)":
         assert "processes that the program left running" in result.said_by_launcher
@@ -235,7 +223,7 @@ if i == 1:
 time.sleep(100)
 """
     )
-    result = run_lockstep([], program, timeout=30, expect_status=137)
+    result = run_lockstep([], program, timeout=30, expect_status=137, forked=True)
     (name,) = result.by_process[1]
     assert not Path("/dev/shm", name).exists()
 

@@ -11,10 +11,10 @@ import pytest
 
 from lanes import full
 from own_address import networked, own_address
-from processes import captured
+from processes import captured, write_command
 from support import marked, run_lockstep, start_lockstep, wait_until
 
-WRAPPER = """#!/bin/sh
+WRAPPER = """
 # In the place of ssh: the command is the last word, and runs on this machine as on another.
 for last; do :; done
 exec env LOCKSTEP_HOST_ID=second SSH_CONNECTION="{0} 1 {0} 22" sh -c "$last"
@@ -29,10 +29,7 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "2":
 
 
 def ssh(folder: Path) -> str:
-    path = folder / "ssh"
-    path.write_text(WRAPPER.format(own_address()))
-    path.chmod(0o755)
-    return str(path)
+    return write_command(folder / "ssh", WRAPPER.format(own_address()))
 
 
 def test_localhost_needs_no_ssh(tmp_path: Path) -> None:
@@ -51,10 +48,8 @@ def test_two_agents_of_one_machine_are_two_hosts(tmp_path: Path) -> None:
 
 
 def test_a_command_that_starts_no_agent_is_quoted(tmp_path: Path) -> None:
-    path = tmp_path / "ssh"
-    path.write_text("#!/bin/sh\necho Welcome; echo permission to enter denied >&2; exit 255\n")
-    path.chmod(0o755)
-    options = ["--hosts", "localhost,other", "--ssh", str(path)]
+    denied = "echo Welcome; echo permission to enter denied >&2; exit 255"
+    options = ["--hosts", "localhost,other", "--ssh", write_command(tmp_path / "ssh", denied)]
     found = run_lockstep(options, PROGRAM, expect_status=None)
     assert found.status in (1, 2)
     assert "permission to enter denied" in found.stderr
@@ -103,12 +98,10 @@ def test_logs_of_a_later_process_that_cannot_be_made_end_the_job(tmp_path: Path)
 def test_a_job_that_cannot_start_again_says_where_its_logs_are(tmp_path: Path) -> None:
     program = "import os, time\nif os.environ['LOCKSTEP_PROCESS_ID'] == '1':\n"
     program += "    os.kill(os.getppid(), 9)\ntime.sleep(60)\n"
-    once = tmp_path / "once"
-    once.write_text(f'#!/bin/sh\nmkdir {tmp_path}/used || exit 255\nexec {ssh(tmp_path)} "$@"\n')
-    once.chmod(0o755)
+    once = f'mkdir {tmp_path}/used || exit 255\nexec {ssh(tmp_path)} "$@"'
     logs = tmp_path / "logs"
-    options = ["--hosts", "localhost,other", "--ssh", str(once), "--max-restarts", "1"]
-    options += ["--grace", "1", "--log-dir", str(logs)]
+    options = ["--hosts", "localhost,other", "--ssh", write_command(tmp_path / "once", once)]
+    options += ["--max-restarts", "1", "--grace", "1", "--log-dir", str(logs)]
     said = run_lockstep(options, program, timeout=90, expect_status=None).stderr
     assert "not started again: 1 of 2 hosts are left, and the job needs 2" in said
     assert f"complete logs: {logs}" in said.partition("not started again")[2]
@@ -116,10 +109,8 @@ def test_a_job_that_cannot_start_again_says_where_its_logs_are(tmp_path: Path) -
 
 @pytest.mark.full
 def test_how_long_a_host_may_take_is_an_option_and_a_variable(tmp_path: Path) -> None:
-    silent = tmp_path / "silent"
-    silent.write_text("#!/bin/sh\nexec sleep 300\n")
-    silent.chmod(0o755)
-    options = ["--hosts", "far:2", "--ssh", str(silent)]
+    silent = write_command(tmp_path / "silent", "exec sleep 300")
+    options = ["--hosts", "far:2", "--ssh", silent]
     environ = {"LOCKSTEP_REACH_TIMEOUT": "1"}
     found = run_lockstep(options, PROGRAM, env=environ, expect_status=1)
     assert "no agent answered on far within 1 s" in found.stderr

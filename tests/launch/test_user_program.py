@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.processes.user_program import place_in_program
+from processes import captured
 from support import run_lockstep
 
 
@@ -21,9 +21,8 @@ def test_main_is_what_python_makes_it(tmp_path: Path) -> None:
         "print(__loader__.name, sys.argv[1:], sys.modules['__main__'].__dict__ is globals())\n"
         "print(sys.path[0], type(__builtins__), 'jax' in sys.modules)\n"
     )
-    plain = subprocess.run(
-        [sys.executable, str(program), "a"], capture_output=True, text=True, timeout=30, check=True
-    )
+    plain = captured([sys.executable, program, "a"])
+    assert plain.returncode == 0, plain
     result = run_lockstep([], program, n=1, program_args=["a"])
     assert result.by_process[0] == plain.stdout.splitlines()
 
@@ -73,7 +72,7 @@ def test_a_forked_child_that_fails_is_not_the_process() -> None:
             raise ValueError("only a child")
         print("child's status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
-    result = run_lockstep([], program, n=1)
+    result = run_lockstep([], program, n=1, forked=True)
     assert result.by_process[0] == ["child's status 1"]
     assert "ValueError: only a child" in result.stderr
 
@@ -86,7 +85,7 @@ def test_exit_handlers_and_open_files_are_seen_to_after_a_failure(tmp_path: Path
         sys.stdout.write("no newline, ")
         raise ValueError("x")
     """
-    result = run_lockstep([], program, n=1, expect_status=1)
+    result = run_lockstep([], program, n=1, expect_status=1, forked=True)
     assert result.by_process[0] == ["no newline, handler ran"]
     assert "ZeroDivisionError" in result.stderr
 
@@ -109,7 +108,9 @@ def test_a_program_s_own_excepthook_is_used() -> None:
         sys.excepthook = lambda kind, error, trace: print("hook:", error, trace.tb_lineno)
         raise ValueError("x")
     """
-    assert run_lockstep([], program, n=1, expect_status=1).by_process[0] == ["hook: x 4"]
+    assert run_lockstep([], program, n=1, expect_status=1, forked=True).by_process[0] == [
+        "hook: x 4"
+    ]
 
 
 def test_lines_are_not_lost_when_native_code_crashes() -> None:
@@ -118,7 +119,7 @@ def test_lines_are_not_lost_when_native_code_crashes() -> None:
         print("before")
         ctypes.string_at(0)
     """
-    result = run_lockstep([], program, n=1, expect_status=139)
+    result = run_lockstep([], program, n=1, expect_status=139, forked=True)
     assert result.by_process[0] == ["before"]
     first, *rest = result.said_by_launcher.splitlines()
     assert any("Fatal Python error: Segmentation fault" in line for line in rest)
