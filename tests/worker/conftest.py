@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import marked
-from worker.nodes import Nodes
+from worker.nodes import Nodes, mark_of
 from worker.supervised import Job, Start
 
 
@@ -26,8 +26,7 @@ def start_job(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for job in made:
-        if job.process.poll() is None:
-            job.end()
+        job.end()
 
 
 @pytest.fixture
@@ -35,6 +34,6 @@ def make(tmp_path: Path) -> Iterator[type[Nodes]]:
     try:
         yield Nodes
     finally:
-        for pid in marked(str(tmp_path)):
+        for pid in marked(mark_of(tmp_path)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
-from processes import free_port
+import fork_server
+from processes import free_port, write_key
 from support import MARK, wait_until
 from worker.test_worker_command import CLEAN
 
@@ -40,6 +42,11 @@ while not (folder / "end").exists():
 """
 
 
+def mark_of(folder: Path) -> str:
+    """That of all processes of the nodes with this folder."""
+    return uuid.uuid5(uuid.NAMESPACE_URL, str(folder)).hex
+
+
 class Nodes:
     """Nodes of this machine, as a launcher would start them that has ``size`` processes in all, and
     ``each`` on a node: one agent for each process."""
@@ -49,27 +56,27 @@ class Nodes:
         self.size = size
         self.each = each
         self.port = free_port()
-        self.key = folder / "key"
-        self.key.write_text("k" * 64)
-        self.key.chmod(0o600)
+        self.key = write_key(folder / "key")
         (folder / "tmp").mkdir()
         (folder / "program.py").write_text(PROGRAM.format(folder=str(folder)))
-        self.agents: dict[int, subprocess.Popen[str]] = {}
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self.command = WORKER
+        self.forked = fork_server.WANTED
 
-    def start(self, rank: int, *options: str) -> subprocess.Popen[str]:
+    def start(self, rank: int, *options: str) -> subprocess.Popen[bytes]:
         names = {"LOCKSTEP_HOST_ID": f"n{rank // self.each}", "LOCKSTEP_KEY_FILE": str(self.key)}
-        own = {"TMPDIR": str(self.folder / "tmp"), MARK: str(self.folder)}
+        own = {"TMPDIR": str(self.folder / "tmp"), MARK: mark_of(self.folder)}
         words = ["--max-restarts", "3", "--grace", "2", *options, str(self.folder / "program.py")]
-        with self.log(rank).open("ab") as log:
-            self.agents[rank] = subprocess.Popen(
-                [sys.executable, "-P", "-c", self.command, "worker", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                text=True,
-                env={**CLEAN, **names, **own, **self.place(rank)},
-            )
+        command = [sys.executable, "-P", "-c", self.command, "worker", *words]
+        environ = {**CLEAN, **names, **own, **self.place(rank)}
+        log = self.log(rank)
+        if self.forked:
+            self.agents[rank] = fork_server.start(command, environ, log, log)
+        else:
+            with log.open("ab") as file:
+                self.agents[rank] = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ
+                )
         return self.agents[rank]
 
     def place(self, rank: int) -> dict[str, str]:
@@ -111,6 +118,7 @@ class Nodes:
 
 
 def is_program_of(pid: int, node: str) -> bool:
+    """Of a node whose processes are not forked."""
     with contextlib.suppress(OSError):
         folder = Path(f"/proc/{pid}")
         words = (folder / "cmdline").read_bytes().split(b"\0")

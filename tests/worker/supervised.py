@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,26 +15,27 @@ from lockstep.hosts import joining
 from lockstep.hosts.worker_agent import Attempt, WorkerAgent
 from lockstep.launch import worker_job
 from processes import free_port
-from support import wait_until
+from support import Run, marked, wait_until
 
 TIMEOUT = 120.0
 KEY = b"k" * 32
 
 SUPERVISES = """
-import sys
+import sys, time
 from pathlib import Path
 from lockstep._config import Config
 from lockstep.launch import worker_job
 from lockstep.processes.job_spec import LaunchSpec
-address, name, folder, restarts, timeout, fault = sys.argv[1:]
+address, name, folder, restarts, timeout, own, fault = sys.argv[1:]
 exec(fault)
 config = Config(start_timeout=float(timeout))
 job = LaunchSpec(
     (), 2, config, {}, Path(folder), grace=1.0, max_restarts=int(restarts), agents_keep_records=True
 )
 worker_job.start(job, address, name, b"k" * 32)
-print("started", flush=True)
-sys.stdin.read()
+Path(own, "started").touch()
+while not Path(own, "end").exists():
+    time.sleep(0.02)
 """
 NO_WAIT = """
 from lockstep.hosts import lease
@@ -75,17 +77,16 @@ class Job:
     ) -> None:
         """``fault``: what its process executes first; ``waits``: for the leases of lost agents."""
         self.port = port or free_port()
+        self._own = Path(tempfile.mkdtemp(dir=folder))
         words = [f"127.0.0.1:{self.port}", name, str(folder), str(restarts), str(timeout)]
-        words.append(fault if waits else f"{NO_WAIT}\n{fault}")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISES, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        words += [str(self._own), fault if waits else f"{NO_WAIT}\n{fault}"]
+        command = [sys.executable, "-c", SUPERVISES, *words]
+        self._run = Run(command, os.environ, self._own, forked=True)
+        started = self._own / "started"
+        wait_until(
+            lambda: started.exists() or self._run.process.poll() is not None, "a start", TIMEOUT
         )
-        assert self.process.stdout
-        self.has_started = bool(self.process.stdout.readline())
+        self.has_started = started.exists()
 
     def line(self, process: int, key: bytes = KEY, timeout: float = 30.0) -> Line:
         made = worker_job.reach(f"127.0.0.1:{self.port}", "job", key, process, timeout)
@@ -93,7 +94,9 @@ class Job:
 
     def end(self) -> str:
         """What it has reported."""
-        return self.process.communicate("", timeout=TIMEOUT)[1]
+        (self._own / "end").touch()
+        wait_until(lambda: not marked(self._run.mark), "the supervisor's end", TIMEOUT)
+        return self._run.finish(TIMEOUT).stderr
 
 
 Start = Callable[..., Job]

@@ -30,9 +30,8 @@ exec(sys.argv[1])
 
 @pytest.fixture
 def saying(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path, SAY)
-    yield made
-    made.end()
+    with Workers(tmp_path, SAY) as made:
+        yield made
 
 
 def test_the_agent_is_the_parent_and_the_program_has_a_group_of_its_own(saying: Workers) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from of_this_jax import where_numbered
+from processes import captured
 from support import assert_unsaid, marked, wait_until
 from worker.test_worker_command import WORKER, mpiexec
 from worker.workers import TIMEOUT, Workers, rest
@@ -40,22 +41,13 @@ except Exception as error:
 
 @pytest.fixture
 def looping(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path, LOOP)
-    yield made
-    made.end()
+    with Workers(tmp_path, LOOP) as made:
+        yield made
 
 
 def mpirun(job: Workers, code: str) -> subprocess.CompletedProcess[str]:
     worker = [*WORKER, "--log-dir", str(job.folder / "logs"), str(job.folder / "program.py"), code]
-    return subprocess.run(
-        [mpiexec(), "-n", "2", *worker],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env=job.environ,
-        check=False,
-    )
+    return captured([mpiexec(), "-n", "2", *worker], timeout=TIMEOUT, env=job.environ)
 
 
 @pytest.mark.full
@@ -132,14 +124,8 @@ def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -
     where = looping.folder / "logs"
     [run] = where.iterdir()
     assert f"lockstep: for details: lockstep report {run}" in done.stderr, done
-    report = subprocess.run(
-        [sys.executable, "-m", "lockstep", "report", str(where)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env=looping.environ,
-        check=False,
-    )
+    command = [sys.executable, "-m", "lockstep", "report", str(where)]
+    report = captured(command, timeout=TIMEOUT, env=looping.environ)
     assert report.returncode == 1, report
     assert re.search(r"process 1 .* failed after 10 collectives: sys\.exit\(4\)", report.stdout)
     called = "10 x all-reduce (sum) of 1 x f32" + where_numbered(", ")
@@ -149,17 +135,12 @@ def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -
 @pytest.mark.full
 def test_a_live_job_is_shown_by_the_pid_of_an_agent(looping: Workers) -> None:
     """As `lockstep report` and `lockstep top` find it."""
-    code = "time.sleep(60)"
-    started = [looping.start(rank, code) for rank in range(2)]
-    try:
-        words = [sys.executable, "-m", "lockstep", "report", "--pid", str(started[0].pid)]
-        end = time.monotonic() + TIMEOUT
-        said = ""
-        while "10 x all-reduce" not in said and time.monotonic() < end:
-            time.sleep(0.5)
-            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
-            said = done.stdout
-        assert "process 1" in said
-        assert said.count("10 x all-reduce") == 2, said
-    finally:
-        looping.end()
+    started = [looping.start(rank, "time.sleep(60)") for rank in range(2)]
+    words = [sys.executable, "-m", "lockstep", "report", "--pid", str(started[0].pid)]
+    end = time.monotonic() + TIMEOUT
+    said = ""
+    while "10 x all-reduce" not in said and time.monotonic() < end:
+        time.sleep(0.5)
+        said = captured(words, timeout=TIMEOUT).stdout
+    assert "process 1" in said
+    assert said.count("10 x all-reduce") == 2, said

@@ -26,9 +26,8 @@ FULL = 'mount -t tmpfs -o size=64k none "$TMPDIR"; cat /dev/zero >"$TMPDIR/x" 2>
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path, PROGRAM)
-    yield made
-    made.end()
+    with Workers(tmp_path, PROGRAM) as made:
+        yield made
 
 
 def test_the_job_runs_and_says_what_is_missing_and_what_to_do(workers: Workers) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from processes import write_key
 from support import assert_unsaid, marked
-from worker.nodes import TIMEOUT, WORKER, Nodes, is_program_of
+from worker.nodes import TIMEOUT, WORKER, Nodes, is_program_of, mark_of
 
 OTHER_JAX = """
 from lockstep.hosts.checks import facts
@@ -104,10 +105,11 @@ def test_more_than_the_most_wait_as_spares(hosts: Joiners) -> None:
 def test_a_job_that_starts_again_after_a_failure_keeps_its_numbers(
     hosts: Joiners, tmp_path: Path
 ) -> None:
+    hosts.forked = False
     hosts.begin("--nnodes", "2:2")
     hosts.start(1, "--nnodes", "2:2")
     assert hosts.runs(0) == {0: "n0", 1: "n1"}
-    [program] = [pid for pid in marked(str(tmp_path)) if is_program_of(pid, "n1")]
+    [program] = [pid for pid in marked(mark_of(tmp_path)) if is_program_of(pid, "n1")]
     os.kill(program, signal.SIGKILL)
     assert hosts.runs(1) == {0: "n0", 1: "n1"}
     assert hosts.number(1) == 1
@@ -141,9 +143,7 @@ def test_too_few_hosts(hosts: Joiners) -> None:
 
 def test_a_host_with_another_key_or_other_options_is_told(hosts: Joiners) -> None:
     hosts.begin("--nnodes", "2:2")
-    other = hosts.folder / "other"
-    other.write_text("o" * 64)
-    other.chmod(0o600)
+    other = write_key(hosts.folder / "other", "o" * 64)
     hosts.own[1] = {"LOCKSTEP_KEY_FILE": str(other)}
     hosts.start(1, "--nnodes", "2:2", "--start-timeout", "2")
     hosts.start(2, "--nnodes", "1:2")

@@ -14,7 +14,7 @@ import pytest
 
 import lanes
 import ssh_hosts
-from processes import clean_environ
+from processes import captured, clean_environ, write_command, write_key
 from ssh_hosts import SshHosts
 from support import assert_unsaid
 
@@ -63,17 +63,9 @@ def launcher(name: str) -> list[str]:
 @pytest.mark.parametrize("name", ["Open MPI", "MPICH"])
 def test_on_one_host(name: str, program: str, tmp_path: Path) -> None:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [*launcher(name), *WORKER, program, *args]
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            # What Open MPI puts into /dev/shm stays there when a process of it fails.
-            env=clean_environ(OMPI_MCA_btl_vader_backing_directory=str(tmp_path)),
-            check=False,
-        )
+        # What Open MPI puts into /dev/shm stays there when a process of it fails.
+        environ = clean_environ(OMPI_MCA_btl_vader_backing_directory=str(tmp_path))
+        return captured([*launcher(name), *WORKER, program, *args], timeout=120, env=environ)
 
     done = run()
     assert done.returncode == 0, done
@@ -94,20 +86,16 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 @pytest.mark.parametrize("name", ["Open MPI", "MPICH"])
 def test_on_two_hosts(name: str, hosts: SshHosts, program: str, tmp_path: Path) -> None:
     """As docs/reference/run.md says: each launcher passes the key's path on in its own way."""
-    key = tmp_path / "key"
-    key.write_text("k" * 64)
-    key.chmod(0o600)
+    key = write_key(tmp_path / "key")
     if name == "Open MPI":
         options = [
             *["--mca", "plm_rsh_agent", hosts.ssh(), "--host", "a:1,b:1"],
             *["-x", f"LOCKSTEP_KEY_FILE={key}"],
         ]
     else:
-        ssh = tmp_path / "ssh"
-        ssh.write_text(f'#!/bin/sh\nexec {hosts.ssh()} "$@"\n')
-        ssh.chmod(0o755)
+        ssh = write_command(tmp_path / "ssh", f'exec {hosts.ssh()} "$@"')
         options = [
-            *["-launcher", "ssh", "-launcher-exec", str(ssh), "-hosts", "a,b", "-ppn", "1"],
+            *["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "a,b", "-ppn", "1"],
             *["-genv", "LOCKSTEP_KEY_FILE", str(key), "-genv", "LOCKSTEP_COORDINATOR", "a:29500"],
         ]
     start, *rest = launcher(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support import marked
-from worker.nodes import TIMEOUT, Nodes, is_program_of
+from worker.nodes import TIMEOUT, Nodes, is_program_of, mark_of
 
 
 @pytest.mark.full
@@ -59,11 +59,12 @@ def test_without_grow_a_late_node_waits_for_the_next_restart(
     make: type[Nodes], tmp_path: Path
 ) -> None:
     nodes = make(tmp_path, 2)
+    nodes.forked = False
     nodes.start(0, "--nnodes", "1:2")
     assert nodes.runs(0) == {0: "n0"}
     nodes.start(1, "--nnodes", "1:2")
     nodes.said("is there: it takes part from the next restart on")
-    [program] = [pid for pid in marked(str(tmp_path)) if is_program_of(pid, "n0")]
+    [program] = [pid for pid in marked(mark_of(tmp_path)) if is_program_of(pid, "n0")]
     os.kill(program, signal.SIGKILL)
     assert nodes.runs(1) == {0: "n0", 1: "n1"}
     nodes.finish()

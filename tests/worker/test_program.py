@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-TIMEOUT = 60.0
+from processes import captured
+
 AGENT = r"""
 import os, signal, sys
 from pathlib import Path
@@ -62,12 +62,6 @@ def test_a_program_that_saves_after_sigterm_gets_no_signal_of_the_supervisor(
     tmp_path: Path,
 ) -> None:
     """The grace period after a failure is shorter than that after SIGTERM."""
-    done = subprocess.run(
-        [sys.executable, "-c", AGENT, str(tmp_path), SAVES],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    done = captured([sys.executable, "-c", AGENT, str(tmp_path), SAVES])
     assert done.stdout.split() == ["0", "True", "True", "False"], done
     assert (tmp_path / "saved").exists()

@@ -14,7 +14,7 @@ import pytest
 
 from lanes import full
 from lockstep.system import tcp_ports
-from processes import free_port
+from processes import captured, free_port
 from support import MARK, assert_unsaid, marked, wait_until
 from worker.test_worker_command import CLEAN, WORKER, mpiexec
 from worker.workers import Workers, rest
@@ -139,33 +139,19 @@ def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_an_agent_takes_the_place_of_one_on_the_same_host(tmp_path: Path) -> None:
     """Without a key file: it needs the directory of the lost one, with the host's secret."""
-    (tmp_path / "tmp").mkdir()
     # The program of the lost agent goes on, until it misses process 0.
     goes_on = """print('up', flush=True)
     while True:
         multihost_utils.process_allgather(ranks)"""
-    (tmp_path / "program.py").write_text(FAILS.replace("sys.exit(7)", goes_on))
-    port = str(free_port())
-
-    def agent(process: int) -> subprocess.Popen[str]:
-        place = {"RANK": str(process), "WORLD_SIZE": "2", "LOCAL_RANK": str(process)}
-        at = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return subprocess.Popen(
-            [*WORKER, "--max-restarts", "1", str(tmp_path / "program.py"), "1"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**CLEAN, **place, **at, "TMPDIR": str(tmp_path / "tmp"), MARK: str(tmp_path)},
-        )
-
-    with agent(0) as first, agent(1) as lost:
+    with Workers(tmp_path, FAILS.replace("sys.exit(7)", goes_on)) as workers:
+        options = ["--max-restarts", "1"]
+        first, lost = (workers.start(rank, "1", options=options) for rank in range(2))
         assert lost.stdout
         assert lost.stdout.readline() == "up\n"
         lost.kill()
-        with agent(1) as second:
-            out = second.communicate(timeout=TIMEOUT)[0]
-        lines = (out + finish(first, tmp_path)[0]).splitlines()
+        second = workers.start(1, "1", options=options)
+        lines = (rest(second) + rest(first)).splitlines()
+        assert not workers.left
     assert [first.returncode, second.returncode] == [0, 0], lines
     assert sum(line.startswith("attempt 1 [0, 1] at") for line in lines) == 2, lines
 
@@ -183,8 +169,7 @@ while True:
 
 @pytest.mark.full
 def test_an_agent_whose_supervisor_is_lost_ends_its_program(tmp_path: Path) -> None:
-    workers = Workers(tmp_path, LOOPS)
-    try:
+    with Workers(tmp_path, LOOPS) as workers:
         options = ["--max-restarts", "1", "--grace", "2"]
         first, other = (workers.start(rank, options=options) for rank in range(2))
         assert first.stdout
@@ -192,8 +177,6 @@ def test_an_agent_whose_supervisor_is_lost_ends_its_program(tmp_path: Path) -> N
         assert [first.stdout.readline(), other.stdout.readline()] == ["up\n"] * 2
         first.kill()
         said = rest(other)
-    finally:
-        workers.end()
     asked = "lockstep: the agent of process 0 has ended, so the program is asked to end\n"
     assert said.replace(asked, "", 1).startswith("interrupted\n"), said
     assert asked in said
@@ -221,15 +204,12 @@ time.sleep(100)
 def two_that_run(folder: Path, *options: str) -> Iterator[tuple[int, list[Agent]]]:
     """A job's port, and its agents, when both programs run; that of process 1 saves after
     SIGTERM."""
-    workers = Workers(folder, SAVES)
-    try:
+    with Workers(folder, SAVES) as workers:
         agents = [workers.start(rank, options=options) for rank in range(2)]
         for agent in agents:
             assert agent.stdout
             assert agent.stdout.readline() == "up\n"
         yield int(workers.port), agents
-    finally:
-        workers.end()
 
 
 @pytest.mark.full
@@ -281,19 +261,14 @@ def test_the_agent_of_process_0_does_not_wait_for_a_supervisor_that_is_stuck(
 
 def test_under_lockstep_run_the_launcher_restarts(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("")
-    done = subprocess.run(
-        [*WORKER, "--max-restarts", "1", str(tmp_path / "program.py")],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-        env={
-            **CLEAN,
-            "LOCKSTEP_RUN_DIR": str(tmp_path),
-            "LOCKSTEP_PROCESS_ID": "0",
-            "LOCKSTEP_NUM_PROCESSES": "1",
-            "LOCKSTEP_COORDINATOR": f"127.0.0.1:{free_port()}",
-        },
-    )
+    environ = {
+        **CLEAN,
+        "LOCKSTEP_RUN_DIR": str(tmp_path),
+        "LOCKSTEP_PROCESS_ID": "0",
+        "LOCKSTEP_NUM_PROCESSES": "1",
+        "LOCKSTEP_COORDINATOR": f"127.0.0.1:{free_port()}",
+    }
+    command = [*WORKER, "--max-restarts", "1", str(tmp_path / "program.py")]
+    done = captured(command, timeout=TIMEOUT, env=environ)
     assert done.returncode != 0
     assert "--max-restarts of lockstep worker: here lockstep run owns the processes" in done.stderr

@@ -14,7 +14,8 @@ import pytest
 
 import lanes
 import slurm_hosts
-from slurm_hosts import SlurmHosts
+from processes import write_key
+from slurm_hosts import SlurmHosts, program
 from support import assert_unsaid, wait_until
 
 pytestmark = [
@@ -87,15 +88,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmHosts]:
 
 @pytest.fixture
 def key(tmp_path: Path) -> dict[str, str]:
-    path = tmp_path / "key"
-    path.write_text("k" * 64)
-    path.chmod(0o600)
-    return {"LOCKSTEP_KEY_FILE": str(path)}
-
-
-def program(folder: Path, text: str) -> str:
-    (folder / "train.py").write_text(text)
-    return str(folder / "train.py")
+    return {"LOCKSTEP_KEY_FILE": str(write_key(tmp_path / "key"))}
 
 
 def test_a_step_over_two_nodes(slurm: SlurmHosts, key: dict[str, str], tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from support import wait_until
 from worker.supervised import (
     KEY,
     TIMEOUT,
+    Job,
+    Line,
     Start,
     begin,
     ended,
@@ -29,6 +31,17 @@ from worker.supervised import (
     started,
     wait_for_signal,
 )
+
+
+def go_on(job: Job, stays: Line) -> list[Attempt]:
+    """Process 0 ends as it is told, and goes on with another agent of process 1."""
+    wait_for_signal(stays)
+    ended(stays, 1)
+    assert stays.decision(TIMEOUT) is True
+    lines = [stays, job.line(1)]
+    attempts = begin(lines)
+    finish_well(lines)
+    return attempts
 
 
 def test_an_agent_in_the_place_of_a_lost_one(start_job: Start) -> None:
@@ -40,15 +53,10 @@ def test_an_agent_in_the_place_of_a_lost_one(start_job: Start) -> None:
     assert first.attempt == 0
     assert not stays.signals()
     lost.close()
-    wait_for_signal(stays)
-    ended(stays, 1)
-    assert stays.decision(TIMEOUT) is True
-    new = job.line(1)
-    second, other = begin([stays, new])
+    second, other = go_on(job, stays)
     assert second == other
     assert second.attempt == 1
     assert second.coordinator != first.coordinator
-    finish_well([stays, new])
     assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
 
 
@@ -62,12 +70,7 @@ def test_an_agent_that_is_lost_may_run_on_until_its_lease_is_over(start_job: Sta
     stays, lost = job.line(0), job.line(1)
     begin([stays, lost])
     lost.close()
-    wait_for_signal(stays)
-    ended(stays, 1)
-    assert stays.decision(TIMEOUT) is True
-    lines = [stays, job.line(1)]
-    begin(lines)
-    finish_well(lines)
+    go_on(job, stays)
     assert re.search(r"waiting for \d\.\d s, until the processes on \S+ have ended", job.end())
 
 
@@ -76,12 +79,7 @@ def test_an_agent_that_answers_nothing_is_lost(start_job: Start) -> None:
     job = start_job(fault=SHORT)
     stays, silent = job.line(0), job.line(1)
     begin([stays, silent])
-    wait_for_signal(stays)
-    ended(stays, 1)
-    assert stays.decision(TIMEOUT) is True
-    lines = [stays, job.line(1)]
-    begin(lines)
-    finish_well(lines)
+    go_on(job, stays)
     assert "its agent was lost: it has answered nothing for 4 s" in job.end()
     silent.close()
 
@@ -155,55 +153,59 @@ def test_a_lost_agent_is_named_before_those_that_fail_because_of_it(start_job: S
     assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"[]",
-        b"no head",
-        b'{"kind": "ready"}',
-        b'{"kind": "ready", "process": 1}',
-        b'{"kind": "ready", "process": 1.5, "host": "a"}',
-        b'{"kind": "exit", "process": 1}',
-        b'{"kind": "exit", "process": 1, "exit": 1, "record": null, "was_stopped": false}',
-        b'{"kind": "leave", "process": 1}',
-    ],
-)
-def test_what_is_no_message_ends_the_connection_alone(start_job: Start, message: bytes) -> None:
+MALFORMED = [
+    b"[]",
+    b"no head",
+    b'{"kind": "ready"}',
+    b'{"kind": "ready", "process": 1}',
+    b'{"kind": "ready", "process": 1.5, "host": "a"}',
+    b'{"kind": "exit", "process": 1}',
+    b'{"kind": "exit", "process": 1, "exit": 1, "record": null, "was_stopped": false}',
+    b'{"kind": "leave", "process": 1}',
+]
+
+
+def test_what_is_no_message_ends_the_connection_alone(start_job: Start) -> None:
+    """Before the start of the attempt, and while it runs."""
     job = start_job()
-    with network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT) as other:
-        other.settimeout(TIMEOUT)
-        other.sendall(struct.pack(">IQ", len(message), 0) + message)
-        assert other.recv(1) == b""
+
+    def send_all() -> None:
+        for message in MALFORMED:
+            with network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT) as other:
+                other.settimeout(TIMEOUT)
+                other.sendall(struct.pack(">IQ", len(message), 0) + message)
+                assert other.recv(1) == b"", message
+
+    send_all()
     lines = [job.line(0), job.line(1)]
     assert len(begin(lines)) == 2
-    with network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT) as other:
-        other.settimeout(TIMEOUT)
-        other.sendall(struct.pack(">IQ", len(message), 0) + message)
-        assert other.recv(1) == b""
+    send_all()
     finish_well(lines)
 
 
-@pytest.mark.parametrize(
-    "values", [{"signal": "all"}, {"exit_code": "3"}, {"exit_code": 1.5}, {"exit_code": True}]
-)
-def test_an_agent_that_sends_what_is_no_message_is_lost(
-    start_job: Start, values: dict[str, Any]
-) -> None:
-    job = start_job()
-    stays, lost = job.line(0), job.line(1)
-    begin([stays, lost])
-    lost.ended(Exit(**values), None, False, False)
-    wait_for_signal(stays)
-    ended(stays, 0)
-    assert stays.decision(TIMEOUT) is True
+def test_an_agent_that_sends_what_is_no_message_is_lost(start_job: Start) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"signal": "all"},
+        {"exit_code": "3"},
+        {"exit_code": 1.5},
+        {"exit_code": True},
+    ]
+    job = start_job(restarts=len(wrong))
+    stays = job.line(0)
+    for values in wrong:
+        lost = job.line(1)
+        begin([stays, lost])
+        lost.ended(Exit(**values), None, False, False)
+        wait_for_signal(stays)
+        ended(stays, 0)
+        assert stays.decision(TIMEOUT) is True
+        stays.got = []
     lines = [stays, job.line(1)]
     begin(lines)
     finish_well(lines)
-    why = re.search(r"process 1 of 2 on \S+ failed first: its agent was lost: (.*)", job.end())
-    assert why
-    [(name, value)] = values.items()
-    told = f"it has sent a message that is not one: not how a process ended: {name} is {value!r}"
-    assert why[1] == told
+    found = re.findall(r"process 1 of 2 on \S+ failed first: its agent was lost: (.*)", job.end())
+    told = "it has sent a message that is not one: not how a process ended: {} is {!r}"
+    assert found == [told.format(*item) for values in wrong for item in values.items()]
 
 
 @pytest.mark.full

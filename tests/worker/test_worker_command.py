@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from lanes import sample
+from lockstep import cli
+from processes import captured
 
 WORKER = [sys.executable, "-m", "lockstep", "worker"]
 PLACE = r"""
@@ -53,15 +55,7 @@ def run(
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**CLEAN, **(env or {})},
-        check=False,
-    )
+    done = captured(command, env={**CLEAN, **(env or {})}, timeout=timeout)
     assert status is None or done.returncode == status, done.stderr
     return done
 
@@ -157,27 +151,35 @@ def test_a_difference_is_told_with_the_lines_of_both(tmp_path: Path) -> None:
         assert re.search(call, done.stderr + done.stdout), done
 
 
-def test_torchrun_style_variables(place_program: str) -> None:
-    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"}
-    assert run(*WORKER, place_program, env=env).stdout == "1 2 None None 127.0.0.1:2345\n"
-
-
-def test_slurm(place_program: str) -> None:
-    env = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_PROCID": "1",
-        "SLURM_LOCALID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "a[1-2]",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-        "SLURM_NODEID": "1",
-    }
-    assert run(*WORKER, place_program, env=env).stdout == "1 2 0 1 a1:61447\n"
-
-
-def test_the_user_s_coordinator_has_priority(place_program: str) -> None:
-    env = {"PMI_RANK": "0", "PMI_SIZE": "2", "LOCKSTEP_COORDINATOR": "head:99"}
-    assert run(*WORKER, place_program, env=env).stdout == "0 2 None None head:99\n"
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"},
+            "1 2 None None 127.0.0.1:2345",
+        ),
+        (
+            {
+                "SLURM_JOB_ID": "7",
+                "SLURM_PROCID": "1",
+                "SLURM_LOCALID": "0",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_NODELIST": "a[1-2]",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+                "SLURM_NODEID": "1",
+            },
+            "1 2 0 1 a1:61447",
+        ),
+        # The user's coordinator has priority.
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "2", "LOCKSTEP_COORDINATOR": "head:99"},
+            "0 2 None None head:99",
+        ),
+    ],
+    ids=["torchrun", "Slurm", "PMI"],
+)
+def test_variables_of_a_launcher(place_program: str, env: dict[str, str], place: str) -> None:
+    assert run(*WORKER, place_program, env=env).stdout == f"{place}\n"
 
 
 def test_lockstep_run_inside_an_allocation_is_a_job_of_its_own(place_program: str) -> None:
@@ -204,9 +206,16 @@ def test_lockstep_run_inside_an_allocation_is_a_job_of_its_own(place_program: st
         ),
     ],
 )
-def test_errors(env: dict[str, str], error: str, place_program: str) -> None:
-    assert error in run(*WORKER, place_program, status=2, env=env).stderr
-
-
-def test_no_program() -> None:
-    assert "Usage: lockstep worker [options]" in run(*WORKER, status=2).stderr
+def test_errors(
+    env: dict[str, str],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in os.environ.keys() - CLEAN.keys():
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "execve", None)  # this process would become the program
+    assert cli.main(["worker", "-c", "pass"]) == 2
+    assert error in capsys.readouterr().err

@@ -52,6 +52,12 @@ class Workers:
         self.started.append(process)
         return process
 
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
     def end(self) -> None:
         for pid in marked(self.mark):
             os.kill(pid, signal.SIGKILL)
