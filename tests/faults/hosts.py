@@ -19,7 +19,7 @@ import fork_server
 import namespaces
 from lanes import needs
 from namespaces import DEVICE
-from processes import clean_environ
+from processes import clean_environ, write_key
 from support import MARK, marked, wait_until
 
 NAMES = ("hosta", "hostb")
@@ -62,9 +62,7 @@ class Hosts(namespaces.Hosts):
 
     def write_key(self, host: int, key: str = "k" * 64) -> None:
         """Gives the process of that host a key, and so the engine in place of gloo."""
-        path = self.key(host)
-        path.write_text(key)
-        path.chmod(0o600)
+        write_key(self.key(host), key)
 
     def key(self, host: int) -> Path:
         return self.folder / f"{self.names[host]}.key"

@@ -17,7 +17,6 @@ from faults.host_jobs import (
     end,
     everything,
     line_of,
-    run,
     start_four,
 )
 from faults.hosts import NEEDED, Hosts
@@ -28,15 +27,6 @@ from system.test_exit_status import kernel_tells
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 pytestmark = NEEDED
-
-
-@pytest.mark.full
-def test_every_collective_is_right(hosts: Hosts) -> None:
-    assert run(hosts, "none") == [0, 0], hosts.said(0) + hosts.said(1)
-    for host in range(2):
-        assert hosts.lines(host, "checked") == [["checked", "mpi"]]
-        assert_unsaid("lockstep:", hosts.said(host))
-    assert_nothing_left(hosts)
 
 
 def test_every_collective_of_several_processes_a_host_is_right(hosts: Hosts) -> None:

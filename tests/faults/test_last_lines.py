@@ -150,7 +150,7 @@ def test_the_last_line_says_who_where_and_why(name: str, collectives: str) -> No
     words = mistake.last if collectives == "lockstep" else mistake.over_gloo or mistake.last
     options = ["--collectives", collectives, *OPTIONS]
     devices = 2 if collectives == "lockstep" else 1
-    result = run_lockstep(options, program, d=devices, timeout=60, expect_status=None, forked=True)
+    result = run_lockstep(options, program, d=devices, expect_status=None, forked=True)
     last = result.said_by_launcher.splitlines()[-1]
     assert result.status != 0
     assert re.search(words.replace("HERE", re.escape("".join(here))), last), result

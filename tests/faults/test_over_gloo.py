@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from lanes import full, sample
+from processes import captured
 from support import Result, assert_unsaid, run_lockstep
 
 PROGRAM = """
@@ -71,15 +72,23 @@ NUMBER = re.compile(r"[\d.]+")
 OPTIONS = ["--collectives", "gloo", "--stall-warning", "4", "--collective-timeout", "10"]
 
 
-def run(fault: str, n: int = 3, d: int = 2, status: int = 1) -> Result:
+def run(
+    program: str,
+    *args: str,
+    n: int = 2,
+    d: int = 1,
+    status: int | None = 1,
+    options: Sequence[str] = (),
+) -> Result:
+    """A job of `PROGRAM` and what follows it."""
     return run_lockstep(
-        OPTIONS,
-        PROGRAM + RUN,
+        [*OPTIONS, *options],
+        PROGRAM + program,
         n=n,
         d=d,
-        program_args=[fault],
+        program_args=args,
         timeout=150,
-        expect_status=None if fault == "killed" else status,
+        expect_status=status,
         forked=True,
     )
 
@@ -98,7 +107,7 @@ def run(fault: str, n: int = 3, d: int = 2, status: int = 1) -> Result:
     0,
 )
 def test_the_process_with_the_fault_is_the_headline(fault: str, words: str) -> None:
-    result = run(fault)
+    result = run(RUN, fault, n=3, d=2, status=None if fault == "killed" else 1)
     assert re.search(words, result.said_by_launcher.splitlines()[0]), result
     last = result.said_by_launcher.splitlines()[-1]
     assert re.search(r"program\.py:\d+", last), result
@@ -117,15 +126,7 @@ except jax.errors.JaxRuntimeError:
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["exit", "shape"])
 def test_a_survivor_that_chooses_its_exit_code_is_not_the_headline(fault: str) -> None:
-    result = run_lockstep(
-        OPTIONS,
-        PROGRAM + CAUGHT,
-        d=1,
-        program_args=[fault],
-        timeout=150,
-        expect_status=None,
-        forked=True,
-    )
+    result = run(CAUGHT, fault, status=None)
     first = result.said_by_launcher.splitlines()[0]
     assert re.search(r"process 1 \(.*\) ended .*after 25 programs|process 1 runs another", first), (
         result
@@ -135,7 +136,7 @@ def test_a_survivor_that_chooses_its_exit_code_is_not_the_headline(fault: str) -
 
 @pytest.mark.full
 def test_a_process_that_does_not_come_is_reported_and_then_ends_the_job() -> None:
-    result = run("late")
+    result = run(RUN, "late", n=3, d=2)
     assert "lockstep: waiting for" in result.stderr, result
     assert "process 1 does meanwhile:" in result.stderr
     first, *_, last = result.said_by_launcher.splitlines()
@@ -162,9 +163,7 @@ print("attempt", os.environ["LOCKSTEP_ATTEMPT"])
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["asleep", "stopped"])
 def test_a_wait_that_cannot_be_interrupted_ends_and_the_job_starts_again(how: str) -> None:
-    options = [*OPTIONS, "--max-restarts", "1", "--grace", "2"]
-    program = PROGRAM + HANGS_ONCE
-    result = run_lockstep(options, program, n=2, d=1, program_args=[how], timeout=150, forked=True)
+    result = run(HANGS_ONCE, how, status=0, options=["--max-restarts", "1", "--grace", "2"])
     assert "(--collective-timeout). process 1 (" in result.said_by_launcher, result
     assert result.stdout.count("attempt 1") == 2
 
@@ -188,7 +187,6 @@ def test_the_time_that_a_job_is_stopped_is_no_wait() -> None:
     result = run_lockstep(
         ["--collectives", "gloo", "--collective-timeout", "9"],
         PROGRAM + STOPPED,
-        n=2,
         d=1,
         timeout=120,
     )
@@ -216,63 +214,18 @@ for number in range(9):
 
 
 @pytest.mark.full
-def test_a_wait_in_a_function_that_was_jitted_at_once_is_seen() -> None:
-    result = run_lockstep(
-        OPTIONS, PROGRAM + ALL_GATHER, n=2, d=1, timeout=120, expect_status=1, forked=True
-    )
-    assert "process 1 (" in result.said_by_launcher
-    assert "(--collective-timeout)" in result.said_by_launcher, result
-
-
-@pytest.mark.full
-def test_a_wait_in_a_function_of_a_container_is_seen() -> None:
-    """With one device a process the call itself waits, so JAX has told of no launch."""
-    result = run_lockstep(
-        OPTIONS, PROGRAM + CHOSEN, n=2, d=1, timeout=120, expect_status=1, forked=True
-    )
-    headline = result.said_by_launcher.splitlines()[0]
-    assert "process 1 (" in headline, result
-    assert "has not arrived yet; process 0 waits in its 4th: step" in headline
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(("n", "d"), [(2, 2), (3, 1)])
 def test_a_healthy_job_hears_nothing(n: int, d: int) -> None:
-    result = run("none", n=n, d=d, status=0)
+    result = run(RUN, "none", n=n, d=d, status=0)
     lines = [line for lines in result.by_process.values() for line in lines]
     assert len([line for line in lines if NUMBER.fullmatch(line)]) == n
     assert_unsaid("waiting for", result.stderr)
 
 
-CONSTANT = """
-scale = 2.0 + (me == 1)
-step = jax.jit(lambda w, x: w + (x * scale).sum())  # HERE
-train("", array(4 * count), -1, 200)
-"""
-
-
-@pytest.mark.full
-def test_a_constant_that_differs_is_explained() -> None:
-    program = PROGRAM + CONSTANT
-    result = run_lockstep(OPTIONS, program, n=2, d=1, timeout=120, expect_status=1, forked=True)
-    headline = result.said_by_launcher.splitlines()[0]
-    assert "a constant is 3.0 on process 1, 2.0 on process 0" in headline, result
-    assert "# HERE" in headline
-
-
-@pytest.mark.full
-def test_a_program_that_ends_at_once_is_compared_at_its_end() -> None:
-    program = (
-        PROGRAM
-        + """
+SHORT = """
 for i in range(5):
     print(float((evaluate if me == 1 and i == 3 else step)(1.0, array(4 * count))))
 """
-    )
-    result = run_lockstep(OPTIONS, program, n=3, d=1, timeout=120, expect_status=1, forked=True)
-    headline = result.said_by_launcher.splitlines()[0]
-    assert "process 1 (" in headline, result
-    assert "called evaluate" in headline
 
 
 AHEAD_OF_TIME = """
@@ -307,16 +260,7 @@ print(float(w))
 
 
 def ahead_of_time(how: str, at: str, folder: Path, status: int) -> Result:
-    return run_lockstep(
-        OPTIONS,
-        PROGRAM + AHEAD_OF_TIME,
-        n=2,
-        d=1,
-        program_args=[how, str(folder / "program"), at],
-        timeout=120,
-        expect_status=status,
-        forked=True,
-    )
+    return run(AHEAD_OF_TIME, how, str(folder / "program"), at, status=status)
 
 
 @pytest.mark.parametrize("how", ["compiled", full("exported")])
@@ -352,34 +296,26 @@ print(float(loss))
 
 
 @pytest.mark.full
-def test_a_loss_that_is_read_late_is_no_wrong_number_with_status_0() -> None:
-    result = run_lockstep(
-        OPTIONS, PROGRAM + LOSS_READ_LATE, timeout=120, expect_status=1, forked=True
-    )
+@pytest.mark.parametrize(
+    ("program", "n", "words"),
+    [
+        (ALL_GATHER, 2, ("process 1 (", "(--collective-timeout)")),
+        # With one device a process the call itself waits, so JAX has told of no launch.
+        (CHOSEN, 2, ("process 1 (", "has not arrived yet; process 0 waits in its 4th: step")),
+        (SHORT, 3, ("process 1 (", "called evaluate")),
+        (LOSS_READ_LATE, 2, ("descend (", "x is u8[16,8] on process 1, f32[16,8] on process 0")),
+    ],
+    ids=["jitted at once", "in a container", "ends at once", "read late"],
+)
+def test_what_differs_is_seen(program: str, n: int, words: tuple[str, str]) -> None:
+    result = run(program, n=n)
     headline = result.said_by_launcher.splitlines()[0]
-    assert "in descend (" in headline, result
-    assert "argument x is u8[16,8] on process 1, f32[16,8] on process 0" in headline
-
-
-@pytest.mark.full
-def test_a_warning_goes_on() -> None:
-    options = [*OPTIONS, "--check-programs", "warn"]
-    result = run_lockstep(options, PROGRAM + CONSTANT, n=2, d=1, timeout=120, forked=True)
-    assert "lockstep: warning: " in result.stderr, result
+    assert all(each in headline for each in words), result
 
 
 @pytest.mark.full
 def test_the_report_shows_launches(tmp_path: Path) -> None:
-    options = [*OPTIONS, "--log-dir", str(tmp_path)]
-    run_lockstep(
-        options, PROGRAM + RUN, program_args=["left"], timeout=150, expect_status=1, forked=True
-    )
-    shown = subprocess.run(
-        [sys.executable, "-m", "lockstep", "report", "--json", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    run(RUN, "left", options=["--log-dir", str(tmp_path)])
+    shown = captured([sys.executable, "-m", "lockstep", "report", "--json", str(tmp_path)])
     document = json.loads(shown.stdout)
     assert (document["kind"], document["culprits"]) == ("ended", [1])

@@ -44,7 +44,7 @@ def save(
 ) -> tuple[list[str], list[str]]:
     """Has a job save its executables; the options and arguments of a job that loads them."""
     options, given = ["--collectives", collectives, "--grace", "10"], [str(folder / "e"), which]
-    run_lockstep(options, HEAD + program, d=1, timeout=120, program_args=given)
+    run_lockstep(options, HEAD + program, d=1, timeout=120, program_args=given, forked=True)
     return options, given
 
 
@@ -54,7 +54,7 @@ def test_what_differs_in_executables_that_were_saved(collectives: str, tmp_path:
     """They have no modules: their compiled texts are compared."""
     options, given = save(collectives, tmp_path, "other")
     result = run_lockstep(
-        options, HEAD + SAVED, d=1, timeout=120, program_args=given, expect_status=None
+        options, HEAD + SAVED, d=1, timeout=120, program_args=given, expect_status=None, forked=True
     )
     assert result.status not in (0, None), result
     # The file that the executable was traced from is that of the first run.
@@ -76,6 +76,7 @@ def test_options_of_an_executable_that_was_saved_are_compared(
         timeout=120,
         program_args=given,
         expect_status=None,
+        forked=True,
     )
     assert result.status not in (0, None), result
     said = "compiler_options is xla_cpu_enable_fast_math=True on process 1, not set on process 0"
@@ -89,7 +90,7 @@ def test_an_executable_that_one_process_compiles_is_no_difference(
     options, given = save(collectives, tmp_path, "same")
     (tmp_path / "e-1").unlink()
     one = SAVED.replace("    file.write", "    print(float(step(x)))\n    file.write")
-    result = run_lockstep(options, HEAD + one, d=1, timeout=120, program_args=given)
+    result = run_lockstep(options, HEAD + one, d=1, timeout=120, program_args=given, forked=True)
     assert all(result.by_process.values()), result
 
 

@@ -142,7 +142,7 @@ def test_a_stopped_process_is_reported_and_may_go_on(tmp_path: Path) -> None:
 
 def test_a_process_that_stays_stopped_is_named_at_the_deadline() -> None:
     options = ["-n", "3", "--collective-timeout", "3", "--grace", "1"]
-    with start_lockstep(options, STOPPED) as run:
+    with start_lockstep(options, STOPPED, forked=True) as run:
         result = run.finish(TIMEOUT)
     first = next(line for line in result.said_by_launcher.splitlines() if "failed" in line)
     assert re.match(r"lockstep: process 1 \(pid \d+ on \S+\) is stopped, by a signal", first), (

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from faults.test_over_gloo import OPTIONS, PROGRAM
-from support import run_lockstep
+from faults.test_over_gloo import run
 
 THREADS = """
 import threading
@@ -80,8 +79,7 @@ print("done", float(value.addressable_shards[0].data[0]))
 
 def test_threads_that_launch_in_another_order_are_an_error() -> None:
     """gloo combines whatever comes next, so such a program computed wrong numbers in silence."""
-    program = PROGRAM + THREADS
-    result = run_lockstep(OPTIONS, program, n=2, d=1, timeout=120, expect_status=1, forked=True)
+    result = run(THREADS)
     first = result.said_by_launcher.splitlines()[0]
     assert re.search(r"process [01] (runs another program|\(.*\) called _lambda)", first), result
     assert "several threads dispatch collectives (_lambda: Thread-" in result.stderr
@@ -89,7 +87,7 @@ def test_threads_that_launch_in_another_order_are_an_error() -> None:
 
 @pytest.mark.full
 def test_threads_that_take_turns_are_no_fault() -> None:
-    result = run_lockstep(OPTIONS, PROGRAM + HANDED_OVER, n=2, d=1, timeout=120, forked=True)
+    result = run(HANDED_OVER, status=0)
     assert result.stdout.count("done 3500.0") == 2, result
 
 
@@ -97,8 +95,5 @@ def test_threads_that_take_turns_are_no_fault() -> None:
 @pytest.mark.parametrize("launching", ["main", "pool"])
 def test_a_thread_that_a_callback_wakes_is_no_fault(launching: str) -> None:
     """Its launch comes after the one that the callback is in, whichever returns first."""
-    program = PROGRAM + WOKEN
-    result = run_lockstep(
-        OPTIONS, program, n=2, d=1, program_args=[launching], timeout=120, forked=True
-    )
+    result = run(WOKEN, launching, status=0)
     assert result.stdout.count("done 4.0") == 2, result

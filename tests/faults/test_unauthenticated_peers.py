@@ -15,7 +15,7 @@ from fake_job import peer
 from faults.harness import PROGRAMS
 from faults.hosts import NEEDED, some_hosts
 from lockstep.system import memory_files
-from processes import clean_environ, free_port
+from processes import clean_environ, free_port, write_key
 from support import assert_unsaid
 
 PEER = PROGRAMS / "unauthenticated_peer.py"
@@ -68,9 +68,7 @@ def test_a_peer_without_a_key_on_another_host_cannot_make_a_job_use_gloo(tmp_pat
 @pytest.mark.skipif(os.getuid() != 0, reason="to be another user takes root")
 @pytest.mark.timeout(TIMEOUT + 30)
 def test_another_user_of_this_machine_cannot_join(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text("0123456789abcdef" * 4)
-    key.chmod(0o600)
+    key = write_key(tmp_path / "key")
     address = f"127.0.0.1:{free_port()}"
     environ = clean_environ(LOCKSTEP_KEY_FILE=str(key))
     job = subprocess.Popen(

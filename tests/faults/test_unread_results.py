@@ -14,31 +14,28 @@ from lanes import sample
 from of_this_jax import where_numbered, without_warnings
 from support import run_lockstep
 
-PROGRAM = """
-import time
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-def main():
-    jax.distributed.initialize()
-    rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
-    local = np.ones(jax.local_device_count(), np.float32)
-    x = jax.make_array_from_process_local_data(rows, local)
-    total = jax.jit(jnp.sum)
-    for step in range(10 + (jax.process_index() == 0)):
-        t = total(x)
-    time.sleep({pause})
-    return {kept}
-
-t = main()
-"""
-CAUGHT = """
+HEAD = """
+import os, time
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 jax.distributed.initialize()
 rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
-local = np.ones((jax.local_device_count(), {size}), np.float32)
+"""
+PROGRAM = f"""{HEAD}
+def main():
+    local = np.ones(jax.local_device_count(), np.float32)
+    x = jax.make_array_from_process_local_data(rows, local)
+    total = jax.jit(jnp.sum)
+    for step in range(10 + (jax.process_index() == 0)):
+        t = total(x)
+    time.sleep({{pause}})
+    return {{kept}}
+
+t = main()
+"""
+CAUGHT = f"""{HEAD}
+local = np.ones((jax.local_device_count(), {{size}}), np.float32)
 x = jax.make_array_from_process_local_data(rows, local)
 total = jax.jit(lambda x: x.sum(0))
 try:
@@ -56,13 +53,7 @@ thread = threading.Thread(target=lambda: float(call(x)), name="evaluation")
 thread.start()
 thread.join()
 """
-OVER_GLOO_CAUGHT = """
-import os
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
+OVER_GLOO_CAUGHT = f"""{HEAD}
 x = jax.make_array_from_process_local_data(rows, np.ones((1, SIZE), np.float32))
 total = jax.jit(lambda x: x.sum(0))
 for step in range(10):
@@ -90,7 +81,7 @@ SECONDS = 60
 )
 def test_the_job_fails_and_names_the_line(pause: int, kept: str) -> None:
     program = PROGRAM.format(pause=pause, kept=kept)
-    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS, expect_status=1, forked=True)
+    result = run_lockstep([], program, d=2, timeout=SECONDS, expect_status=1, forked=True)
     first, *_, last = result.said_by_launcher.splitlines()
     for line in (first, last):
         assert re.match(r"lockstep: process 1 \(pid \d+ on \S+\) " + re.escape(ENDED), line), result
@@ -105,7 +96,7 @@ def test_the_job_fails_and_names_the_line(pause: int, kept: str) -> None:
 def test_a_program_that_has_caught_the_error_ends_as_it_likes(devices: int, size: int) -> None:
     """JAX raises at the call, or where the result is read: by the devices and the size."""
     program = CAUGHT.format(size=size)
-    result = run_lockstep([], program, n=2, d=devices, timeout=SECONDS, forked=True)
+    result = run_lockstep([], program, d=devices, timeout=SECONDS, forked=True)
     assert result.by_process == {0: ["caught"]}, result
     assert re.search(
         SWALLOWED + r"process 1 \(.*\) ended after 10 collectives; process 0", result.stderr
@@ -114,8 +105,9 @@ def test_a_program_that_has_caught_the_error_ends_as_it_likes(devices: int, size
 
 def test_an_error_that_has_ended_a_thread_fails_the_program() -> None:
     """Python goes on without the thread, and would end with status 0."""
-    program = CAUGHT[: CAUGHT.index("local = ")] + IN_A_THREAD
-    result = run_lockstep([], program, d=1, timeout=SECONDS, expect_status=1, forked=True)
+    result = run_lockstep(
+        [], HEAD + IN_A_THREAD, d=1, timeout=SECONDS, expect_status=1, forked=True
+    )
     assert "this error has ended its thread evaluation." in result.stderr, result
     last = result.said_by_launcher.splitlines()[-1]
     assert re.search("called all-reduce|runs another program", last), result
@@ -139,14 +131,8 @@ def test_a_program_that_has_caught_the_error_over_gloo_is_told_so(kind: str, end
     ), result
 
 
-OVER_GLOO = """
-import os, sys, time
-import jax, jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
-x = jax.device_put(jnp.ones(1 << 20), NamedSharding(mesh, P("rows")))
+OVER_GLOO = f"""{HEAD}
+x = jax.device_put(jnp.ones(1 << 20), rows)
 total = jax.jit(lambda x: jnp.sum(jnp.sin(x)))
 total(x).block_until_ready()
 if jax.process_index() == 1:
@@ -185,5 +171,5 @@ def test_long_work_at_the_end_is_told_and_is_no_failure() -> None:
 
 def test_what_is_dispatched_last_is_done_before_a_process_leaves() -> None:
     program = PROGRAM.replace("(jax.process_index() == 0)", "0").format(pause=0, kept="None")
-    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS, forked=True)
+    result = run_lockstep([], program, d=2, timeout=SECONDS, forked=True)
     assert not without_warnings(result.stderr), result

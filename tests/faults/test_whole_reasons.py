@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from faults.test_unread_results import HEAD
 from lockstep import _words
 from of_this_jax import where_numbered
 from processes import free_port, run_processes
 from support import run_lockstep
 
-READ_LATE = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
-rows = NamedSharding(mesh, P("rows"))
-
+READ_LATE = f"""{HEAD}
 @jax.jit
 def step(w, x):
     loss, g = jax.value_and_grad(lambda w: jnp.mean((x @ w - 1) ** 2))(w)
@@ -56,13 +50,8 @@ def test_the_program_reads_the_error_without_the_prefixes() -> None:
     assert said in ("INTERNAL: MPI error: ", "UNKNOWN: MPI error: "), result
 
 
-LONG = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize({place})
-mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
-columns = NamedSharding(mesh, P(None, "rows"))
+LONG = f"""{HEAD.replace("initialize()", "initialize({place})")}
+columns = NamedSharding(rows.mesh, P(None, "rows"))
 
 @jax.jit
 def train_on_a_chunk_of_batches_of_the_training_set(images, labels, weights_of_the_rows):
@@ -101,7 +90,7 @@ def test_a_process_prints_it_where_there_is_no_launcher() -> None:
     address = f"127.0.0.1:{free_port()}"
     environs = [{"JAX_NUM_CPU_DEVICES": "2", "RANK": str(process)} for process in range(2)]
     place = f"{address!r}, 2, int(os.environ['RANK'])"
-    ended = run_processes("import os, lockstep\n" + LONG.format(place=place), environs)
+    ended = run_processes("import lockstep\n" + LONG.format(place=place), environs)
     assert all("  and 1 process more" in end.stderr for end in ended), ended
     said = [end.stderr for end in ended if "> process" in end.stderr]
     assert said, ended

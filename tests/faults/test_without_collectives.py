@@ -105,7 +105,7 @@ def test_a_warning_goes_on(collectives: str) -> None:
 @pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_what_one_process_computes_for_its_log_is_no_difference(collectives: str) -> None:
     options = ["--collectives", collectives]
-    result = run_lockstep(options, PROGRAM + LOGS, n=2, d=2, timeout=120, forked=True)
+    result = run_lockstep(options, PROGRAM + LOGS, d=2, timeout=120, forked=True)
     assert result.stdout.count("right") == 2, result
     assert_unsaid("another program", result.stderr)
 
@@ -115,6 +115,6 @@ def test_an_error_has_its_words_where_the_service_does_not_answer() -> None:
     """The watchdog gives up in time: "waits" is its word, "waited" that of the launcher."""
     options = ["--collective-timeout", "4", "--grace", "1"]
     program = PROGRAM + OUT_OF_REACH
-    result = run_lockstep(options, program, n=2, d=1, timeout=120, expect_status=None, forked=True)
+    result = run_lockstep(options, program, d=1, timeout=120, expect_status=None, forked=True)
     assert result.status not in (0, None), result
     assert "has not arrived yet; process 1 waits in its 21st: all-reduce" in result.stderr, result
