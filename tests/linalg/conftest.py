@@ -14,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from lanes import is_make_test
 from linalg.programs import quick
+from lockstep.linalg import _cpu_kernels
 
 # XLA has a thread for each device; one that waits in a collective must not keep others from work.
 os.environ.setdefault("NPROC", "32")
@@ -38,6 +39,15 @@ def _compiled_before(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With the engine's kernels, or in plain JAX: an indirect parameter."""
+    if not request.param:
+        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
+    assert _cpu_kernels.available("cpu") == request.param
+    return request.param
 
 
 @pytest.fixture(autouse=True)

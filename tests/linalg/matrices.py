@@ -23,6 +23,21 @@ TWO_DTYPES = [
 """For tests that take long: the other two are for the slow lane."""
 each_dtype = sample("dtype", DTYPES, 1, 2)
 """A precision each, one of them complex; `make full` has the other two."""
+each_sharding = sample(
+    ("shape", "spec", "b_spec", "n"),
+    [
+        ((1,), P("x"), P(), 5),
+        ((4,), P("x"), P(), 40),
+        ((4,), P(None, "x"), P("x"), 24),
+        ((3,), P(), P(), 37),
+        ((2, 2), P("x", "y"), P(None, "y"), 18),
+        ((2, 4), P(("y", "x")), P("x"), 48),
+        ((2, 2, 2), P("z", "x"), P("y"), 14),
+    ],
+    4,
+)
+"""Of a matrix and of right-hand sides."""
+with_and_without_kernels = sample("kernels", [True, False], 0, indirect=True)
 
 
 def mesh(shape: tuple[int, ...], kind: AxisType = AxisType.Auto) -> Mesh:
@@ -57,6 +72,11 @@ def with_spectrum(values: np.ndarray, dtype: Any, seed: int = 0) -> np.ndarray:
 
 def positive(n: int, dtype: Any, seed: int = 0) -> np.ndarray:
     return with_spectrum(np.linspace(1, 10, n), dtype, seed)
+
+
+def general(n: int, dtype: Any, seed: int = 0) -> np.ndarray:
+    """A random matrix whose condition number is some tens of n at most."""
+    return full((n, n), dtype, seed) + 2 * n**0.5 * np.eye(n, dtype=dtype)[::-1]
 
 
 def eps(dtype: Any) -> float:

@@ -18,46 +18,34 @@ import lockstep.linalg as la
 from lanes import sample
 from linalg import grids
 from linalg.grids import BENCHMARK, SENT
-from linalg.matrices import DTYPES, assert_close, assert_gradient, full, mesh, positive, put
-from linalg.test_inside import inside
-from lockstep.linalg import _cholesky_grid, _cost_model, _cpu_kernels, _grid_model, _posdef
+from linalg.matrices import (
+    assert_close,
+    assert_gradient,
+    full,
+    mesh,
+    positive,
+    put,
+    with_and_without_kernels,
+)
+from lockstep.linalg import _cost_model, _grid_model, _posdef
 from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid, RowMap
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import Placed
 
 
-def take(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, panel: int) -> list[Grid]:
-    shape = GridShape(rows, columns, panel)
-    return grids.take(monkeypatch, _cholesky_grid, "cholesky_grid", shape)
-
-
-@sample("kernels", [True, False], 0)
-@sample(
-    ("shape", "spec", "grid", "n", "dtype"),
-    [
-        ((4,), P("x"), (2, 2, 3), 40, np.float64),
-        ((2, 4), P("x", "y"), (2, 4, 2), 64, np.complex64),
-        ((2, 4), P(), (4, 2, 1), 37, np.complex128),
-        ((4, 2), P(None, "y"), (2, 4, 100), 150, np.float32),
-        ((6,), P(), (2, 3, 5), 131, np.complex64),
-        ((2, 2, 2), P("z", "x"), (4, 2, 2), 90, np.float64),
-        ((8,), P(), (2, 4, 1), 3, np.float32),
-    ],
-    0,
-)
+@with_and_without_kernels
+@grids.each_grid
+@pytest.mark.usefixtures("kernels")
 def test_solutions_and_factors(
     shape: tuple[int, ...],
     spec: P,
     grid: tuple[int, int, int],
     n: int,
     dtype: Any,
-    kernels: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taken = take(monkeypatch, *grid)
-    if not kernels:
-        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
+    taken = grids.cholesky(monkeypatch, *grid)
     a, b = positive(n, dtype), full((n, 3), dtype)
     sharded = put(a, mesh(shape), spec)
     x, logdet, status = la.potrs(sharded, b, return_status=True, return_logdet=True)
@@ -72,23 +60,9 @@ def test_solutions_and_factors(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(8))
-def test_random_sizes_and_grids(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(seed)
-    rows, columns = [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2)][rng.integers(5)]
-    n, dtype = int(rng.integers(1, 200)), DTYPES[rng.integers(4)]
-    take(monkeypatch, rows, columns, int(rng.integers(1, 12)))
-    a, b = positive(n, dtype, seed), full((n,), dtype, seed)
-    sharded = put(a, mesh((rows * columns,)), P())
-    assert_close(la.potrs(sharded, b), np.linalg.solve(a, b))
-    lower = bool(rng.integers(2))
-    assert_close(la.cholesky(sharded, lower), scipy.linalg.cholesky(a, lower=lower))
-
-
-@pytest.mark.full
 @sample("order", [1, 40, 9], 2)
 def test_not_positive_definite(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    take(monkeypatch, 2, 2, 4)
+    grids.cholesky(monkeypatch, 2, 2, 4)
     a = positive(40, np.float64)
     a[order - 1, order - 1] = -1
     a[order:, order:] *= -1  # later minors fail too; the first counts
@@ -100,7 +74,7 @@ def test_not_positive_definite(order: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.full
 def test_one_triangle_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    take(monkeypatch, 2, 4, 3)
+    grids.cholesky(monkeypatch, 2, 4, 3)
     a, b = positive(64, np.complex128), full((64, 2), np.complex128)
     rubbish = np.where(np.tri(64, dtype=bool), a, 1e300)
     over = mesh((8,))
@@ -112,7 +86,7 @@ def test_one_triangle_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.full
 def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = take(monkeypatch, 2, 2, 2)
+    taken = grids.cholesky(monkeypatch, 2, 2, 2)
     over, n = mesh((4,)), 16
     a, b = positive(n, np.float64), full((n,), np.float64)
 
@@ -131,30 +105,6 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     tangents = full((n, n), np.float64, 1), full((n,), np.float64, 2)
     assert_gradient(ours, alone, (put(a, over, P("x")), put(b, over, P())), tangents)
     assert taken
-
-
-@pytest.mark.full
-def test_inside_on_a_part_of_the_mesh_and_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two matrices, each over a grid of the four devices of its row of the mesh."""
-    taken = take(monkeypatch, 2, 2, 2)
-    over, n = mesh((2, 4)), 24
-    a = np.stack([positive(n, np.float64, seed) for seed in (1, 2)])
-    b = full((2, n), np.float64)
-
-    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
-        x = la.potrs_shardmap_ctx(a[0], b[0], in_specs=P("y"), return_status=False)
-        return x[None]
-
-    run = inside(solve, over, (P("x", "y"), P("x")), P("x"))
-    assert_close(run(a, b), np.linalg.solve(a, b[..., None])[..., 0])
-    assert taken
-
-    def loss(run: Any) -> Any:
-        return lambda a, b: jnp.sum(run((a + a.swapaxes(1, 2)) / 2, b) ** 3)
-
-    got = jax.jit(jax.grad(loss(run), (0, 1)))(a, b)
-    alone = loss(lambda a, b: jnp.linalg.solve(a, b[..., None])[..., 0])
-    jax.tree.map(lambda x, y: assert_close(x, y, 1e4), got, jax.grad(alone, (0, 1))(a, b))
 
 
 def test_a_grid_is_taken_for_many_devices_and_not_for_few() -> None:

@@ -113,14 +113,11 @@ def _fixed(function: Any, after: int, upper: bool, *arrays: Any) -> Any:
     return function(*arrays, jnp.int32(after), upper=upper)
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("kernels", [True, False], indirect=True)
 @sample("dtype", [np.float64, np.complex128], 1)
-def test_the_functions_that_take_it(
-    kernels: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("kernels")
+def test_the_functions_that_take_it(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With half as many columns as rows, and no sweep then; one less, and sweeps."""
-    if not kernels:
-        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     n, over = 32, mesh((4,))
     a, spd = full((n, n), dtype) + 9 * np.eye(n), positive(n, dtype)
     b = full((n, n // 2), dtype, 1)

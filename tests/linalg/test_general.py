@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -17,24 +18,19 @@ from jax.sharding import PartitionSpec as P
 import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
-from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put
+from linalg.matrices import (
+    DTYPES,
+    assert_close,
+    each_sharding,
+    eps,
+    full,
+    general,
+    mesh,
+    positive,
+    put,
+)
 from lockstep.linalg import _cost_model, _cpu_kernels, _general, _lu, _tiles, _tournament
 from lockstep.linalg._validation import place
-
-CASES = [
-    ((1,), P("x"), P(), 5),
-    ((4,), P("x"), P(), 40),
-    ((4,), P(None, "x"), P("x"), 24),
-    ((3,), P(), P(), 37),
-    ((2, 2), P("x", "y"), P(None, "y"), 18),
-    ((2, 4), P(("y", "x")), P("x"), 48),
-    ((2, 2, 2), P("z", "x"), P("y"), 14),
-]
-
-
-def matrix(n: int, dtype: Any, seed: int = 0) -> np.ndarray:
-    """A random matrix whose condition number is some tens of n at most."""
-    return full((n, n), dtype, seed) + 2 * n**0.5 * np.eye(n, dtype=dtype)[::-1]
 
 
 @pytest.fixture(params=[in_full(False, id="partial"), pytest.param(True, id="tournament")])
@@ -46,10 +42,10 @@ def pivoting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     jax.clear_caches()
 
 
-@sample(("shape", "spec", "b_spec", "n"), CASES, 4)
+@each_sharding
 @pytest.mark.usefixtures("pivoting")
 def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: P, n: int) -> None:
-    a, b, over = matrix(n, np.float64), full((n, 4), np.float64), mesh(shape)
+    a, b, over = general(n, np.float64), full((n, 4), np.float64), mesh(shape)
     sharded, rhs = put(a, over, spec), put(b, over, b_spec)
     x, status = la.solve(sharded, rhs, tile=3, return_status=True)
     assert_close(x, np.linalg.solve(a, b), 1000)
@@ -72,7 +68,7 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
 )
 def test_factors_are_those_of_lapack(dtype: Any, devices: int, n: int) -> None:
     """On few devices the pivots are the same, whatever the sharding."""
-    a, b = matrix(n, dtype), full((n, 2), dtype)
+    a, b = general(n, dtype), full((n, 2), dtype)
     over = mesh((devices,))
     sharded = put(a, over, P("x") if n % devices == 0 else P())
     (packed, pivots), status = la.lu_factor(sharded, tile=3, return_status=True)
@@ -109,7 +105,7 @@ def test_any_size_mesh_and_type(
     n: int, devices: int, columns: int, dtype: str, kernels: bool, seed: int
 ) -> None:
     over, tile = mesh((devices,)), 1 + seed % 7
-    a, b = matrix(n, dtype, seed), full((n, columns), dtype, seed)
+    a, b = general(n, dtype, seed), full((n, columns), dtype, seed)
     spec = P("x") if n % devices == 0 else P()
     with pytest.MonkeyPatch.context() as patch:
         if not kernels:
@@ -216,53 +212,73 @@ def test_condition_numbers(dtype: Any) -> None:
             assert exact / 3 <= found <= 1.01 * exact
 
 
-def test_inside_jit_and_under_explicit_axes() -> None:
+SOLVERS: dict[str, tuple[Any, Any, Any]] = {
+    "general": (la.solve, la.inv, general),
+    "positive": (la.potrs, functools.partial(la.inv, assume_a="pos"), positive),
+}
+"""A solver, an inverse and matrices."""
+each_solver = pytest.mark.parametrize("name", SOLVERS)
+
+
+@each_solver
+def test_inside_jit_and_under_explicit_axes(name: str) -> None:
+    solve, _, matrix = SOLVERS[name]
     a, b = matrix(16, np.float64), full((16, 2), np.float64)
     wanted = np.linalg.solve(a, b)
     over = mesh((2, 2))
-    with_mesh = jax.jit(lambda a, b: la.solve(a, b, mesh=over, in_specs=P("x", "y")))
+    with_mesh = jax.jit(lambda a, b: solve(a, b, mesh=over, in_specs=P("x", "y")))
     assert_close(with_mesh(put(a, over, P("x", "y")), put(b, over, P())), wanted)
+    with pytest.raises(ValueError, match="a is a tracer whose type does not contain its sharding"):
+        jax.jit(solve)(put(a, over, P("x", "y")), b)
     explicit = mesh((4,), AxisType.Explicit)
     with jax.set_mesh(explicit):
-        sharded, rhs = put(a, explicit, P("x")), put(b, explicit, P("x"))
-        x = jax.jit(la.solve)(sharded, rhs)
+        x = jax.jit(solve)(put(a, explicit, P("x")), put(b, explicit, P("x")))
         assert jax.typeof(x).sharding.spec == P("x", None)
         assert_close(x, wanted)
 
 
 @pytest.mark.full
-def test_factors_and_gradients_under_explicit_axes() -> None:
-    a, b = matrix(16, np.float64), full((16, 2), np.float64)
-    wanted, explicit = np.linalg.solve(a, b), mesh((4,), AxisType.Explicit)
+def test_factors_under_explicit_axes() -> None:
+    a, b = general(16, np.float64), full((16, 2), np.float64)
+    explicit = mesh((4,), AxisType.Explicit)
     with jax.set_mesh(explicit):
         sharded, rhs = put(a, explicit, P("x")), put(b, explicit, P("x"))
         pair = jax.jit(la.lu_factor)(sharded)
-        assert_close(jax.jit(la.lu_solve)(pair, rhs), wanted)
+        assert_close(jax.jit(la.lu_solve)(pair, rhs), np.linalg.solve(a, b))
         assert_close(jax.jit(la.det)(sharded), np.linalg.det(a), 1000)
 
-        def loss(a: jax.Array, b: jax.Array) -> jax.Array:
-            return jnp.sum(la.solve(a, b) ** 2)
 
-        grad = jax.jit(jax.grad(loss))(sharded, put(b, explicit, P()))
+@pytest.mark.full
+@each_solver
+def test_gradients_under_explicit_axes(name: str) -> None:
+    solve, _, matrix = SOLVERS[name]
+    a, b = matrix(16, np.float64), full((16, 2), np.float64)
+    wanted, explicit = np.linalg.solve(a, b), mesh((4,), AxisType.Explicit)
+    with jax.set_mesh(explicit):
+        loss = jax.grad(lambda a, b: jnp.sum(solve(a, b) ** 2))
+        grad = jax.jit(loss)(put(a, explicit, P("x")), put(b, explicit, P()))
         assert_close(grad, -2 * np.linalg.solve(a.T, wanted) @ wanted.T, 1000)
 
 
-def test_a_donated_matrix_is_gone_and_a_kept_one_is_not() -> None:
+@each_solver
+def test_a_donated_matrix_is_gone_and_a_kept_one_is_not(name: str) -> None:
+    solve, inv, matrix = SOLVERS[name]
     a, b, over = matrix(32, np.float64), np.ones(32), mesh((4,))
     kept, given_away = put(a, over, P("x")), put(a, over, P("x"))
-    assert_close(la.solve(kept, b), np.linalg.solve(a, b), 1000)
-    assert not kept.is_deleted()
-    assert_close(la.solve(given_away, b, donate=True), np.linalg.solve(a, b), 1000)
+    assert_close(solve(kept, b), np.linalg.solve(a, b), 1000)
+    assert_close(solve(given_away, b, donate=True), np.linalg.solve(a, b), 1000)
     assert given_away.is_deleted()
     given_away = put(a, over, P("x"))
-    assert_close(la.inv(given_away, donate=True), np.linalg.inv(a), 1000)
+    assert_close(inv(given_away, donate=True), np.linalg.inv(a), 1000)
     assert given_away.is_deleted()
+    assert_close(inv(kept), np.linalg.inv(a), 1000)
+    assert not kept.is_deleted()
 
 
 @sample("trans", [0, 1], 1)
 def test_batches_and_many_right_hand_sides(trans: int) -> None:
     """Columns are solved in parts where not all their rows fit in half of a share."""
-    a, over = matrix(32, np.float64), mesh((4,))
+    a, over = general(32, np.float64), mesh((4,))
     of = a.T if trans else a
     sharded, b = put(a, over, P("x")), full((3, 32, 5), np.float64)
     got = jax.vmap(lambda b: la.solve(sharded, b, transposed=bool(trans)))(b)
@@ -296,7 +312,7 @@ def test_devices_that_find_different_pivots(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     monkeypatch.setattr(_tiles, "getrf", getrf)
     jax.clear_caches()
-    a = put(matrix(8, np.float64), mesh((2,)), P("x"))
+    a = put(general(8, np.float64), mesh((2,)), P("x"))
     x, status = la.solve(a, np.ones(8), return_status=True)
     assert int(status) == -1
     assert np.isnan(np.asarray(x)).all()

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import functools
-import runpy
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
-from linalg.matrices import assert_close, full, hermitian, mesh, positive, put
+from linalg import grids
+from linalg.grids import SENT
+from linalg.matrices import DTYPES, assert_close, full, general, hermitian, mesh, positive, put
+from linalg.test_inside import inside
 from lockstep import _config
 from lockstep._config import Config, Link
 from lockstep.linalg import _cost_model, _eigh, _grid_model
 from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid
 
-SENT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "linalg_grids.py"))["sent"]
+ROUTINES: dict[str, tuple[Any, ...]] = {
+    "cholesky": (grids.cholesky, la.potrs, positive, 200, 100),
+    "lu": (grids.lu, la.solve, general, 90, 10000),
+}
+"""How a grid is taken, a solver, its matrices, their sizes, and the factor of `assert_close`."""
+each_routine = pytest.mark.parametrize("name", ROUTINES)
 
 
 def test_loops_count_as_often_as_they_run_and_the_cheaper_branch() -> None:
@@ -97,3 +104,52 @@ def test_batches_over_devices_in_any_order(order: tuple[int, ...]) -> None:
     assert_close(np.asarray(q) @ np.asarray(r), both, 1000)
     inverses = jax.vmap(lambda a: la.inv(a, **where))(batch)
     assert_close(inverses, np.linalg.inv(both), 100000)
+
+
+@pytest.mark.full
+@each_routine
+@pytest.mark.parametrize("seed", range(8))
+def test_random_sizes_and_grids(seed: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, solve, matrix, most, factor = ROUTINES[name]
+    rng = np.random.default_rng(seed)
+    rows, columns = [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2)][rng.integers(5)]
+    n, dtype = int(rng.integers(1, most)), DTYPES[rng.integers(4)]
+    take(monkeypatch, rows, columns, int(rng.integers(1, 12)))
+    a, b = matrix(n, dtype, seed), full((n,), dtype, seed)
+    sharded = put(a, mesh((rows * columns,)), P())
+    assert_close(solve(sharded, b), np.linalg.solve(a, b), factor)
+    if name == "cholesky":
+        lower = bool(rng.integers(2))
+        assert_close(la.cholesky(sharded, lower), scipy.linalg.cholesky(a, lower=lower))
+
+
+@pytest.mark.full
+@each_routine
+def test_inside_on_a_part_of_the_mesh_and_its_gradient(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two matrices, each over a grid of the four devices of its row of the mesh."""
+    take, _, matrix, *_ = ROUTINES[name]
+    taken, over, n = take(monkeypatch, 2, 2, 2), mesh((2, 4)), 24
+    a = np.stack([matrix(n, np.float64, seed) for seed in (1, 2)])
+    b = full((2, n), np.float64)
+
+    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+        if name == "lu":
+            return la.lu_solve_shardmap_ctx(a[0], b[0], in_specs=P("y"))[1][None]
+        return la.potrs_shardmap_ctx(a[0], b[0], in_specs=P("y"), return_status=False)[None]
+
+    run = inside(solve, over, (P("x", "y"), P("x")), P("x"))
+    assert_close(run(a, b), np.linalg.solve(a, b[..., None])[..., 0], 1000)
+    assert taken
+
+    def loss(run: Any) -> Any:
+        def of(a: Any, b: Any) -> Any:
+            given = a if name == "lu" else (a + a.swapaxes(1, 2)) / 2
+            return jnp.sum(run(given, b) ** 3)
+
+        return of
+
+    got = jax.jit(jax.grad(loss(run), (0, 1)))(a, b)
+    alone = loss(lambda a, b: jnp.linalg.solve(a, b[..., None])[..., 0])
+    jax.tree.map(lambda x, y: assert_close(x, y, 1e4), got, jax.grad(alone, (0, 1))(a, b))

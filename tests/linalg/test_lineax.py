@@ -12,15 +12,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from lanes import full as in_full
-from lanes import is_make_test
 from linalg.matrices import assert_close, full, mesh, positive, put
 from processes import python
-from support import run_lockstep
 
 lx = pytest.importorskip("lineax")
 la: Any = pytest.importorskip("lockstep.linalg.lineax")
 
-PROGRAM = Path(__file__).parent / "programs" / "lineax_solve.py"
 N = 12
 POSITIVE, NEGATIVE = lx.positive_semidefinite_tag, lx.negative_semidefinite_tag
 UNIT_UPPER = (lx.upper_triangular_tag, lx.unit_diagonal_tag)
@@ -178,18 +175,3 @@ def test_without_lineax_the_extra_is_named(tmp_path: Path) -> None:
     program = "import lockstep\nfrom lockstep.linalg import lineax\n"
     result = python(program, env={"PYTHONPATH": str(tmp_path)})
     assert "pip install 'lockstep-jax[lineax]'" in result.stderr
-
-
-@pytest.mark.full
-def test_two_processes(request: pytest.FixtureRequest) -> None:
-    result = run_lockstep(
-        [],
-        PROGRAM,
-        n=2,
-        d=1,
-        timeout=200,
-        forked=True,
-        program_args=["quick"] if is_make_test(request.config) else [],
-    )
-    for process in range(2):
-        assert result.by_process[process] == ["right"], result

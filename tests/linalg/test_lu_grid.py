@@ -16,58 +16,35 @@ import lockstep.linalg as la
 from lanes import sample
 from linalg import grids
 from linalg.grids import SENT
-from linalg.matrices import DTYPES, assert_close, assert_gradient, full, mesh, put
-from linalg.test_general import assert_solved_as_by_lapack, hard_matrices, matrix
-from linalg.test_inside import inside
-from lockstep.linalg import (
-    _column_moves,
-    _cost_model,
-    _cpu_kernels,
-    _general,
-    _grid_model,
-    _lu_grid,
-    _posdef,
-    _tournament,
+from linalg.matrices import (
+    assert_close,
+    assert_gradient,
+    full,
+    general,
+    mesh,
+    put,
+    with_and_without_kernels,
 )
-from lockstep.linalg._grid_model import GridShape
+from linalg.test_general import assert_solved_as_by_lapack, hard_matrices
+from lockstep.linalg import _column_moves, _cost_model, _general, _grid_model, _posdef
 from lockstep.linalg._layout import Grid
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import Placed
 
 
-def take(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, panel: int) -> list[Grid]:
-    # Several tournaments in each panel.
-    monkeypatch.setattr(_tournament, "MAX_INNER", 4)
-    return grids.take(monkeypatch, _lu_grid, "lu_grid", GridShape(rows, columns, panel))
-
-
-@sample("kernels", [True, False], 0)
-@sample(
-    ("shape", "spec", "grid", "n", "dtype"),
-    [
-        ((4,), P("x"), (2, 2, 3), 40, np.float64),
-        ((2, 4), P("x", "y"), (2, 4, 2), 64, np.complex64),
-        ((2, 4), P(), (4, 2, 1), 37, np.complex128),
-        ((4, 2), P(None, "y"), (2, 4, 100), 54, np.float32),
-        ((6,), P(), (2, 3, 2), 41, np.complex64),
-        ((2, 2, 2), P("z", "x"), (4, 2, 2), 50, np.float64),
-        ((8,), P(), (2, 4, 1), 3, np.float32),
-    ],
-    0,
-)
+@with_and_without_kernels
+@grids.each_grid
+@pytest.mark.usefixtures("kernels")
 def test_solutions_inverses_and_determinants(
     shape: tuple[int, ...],
     spec: P,
     grid: tuple[int, int, int],
     n: int,
     dtype: Any,
-    kernels: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taken = take(monkeypatch, *grid)
-    if not kernels:
-        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
-    a, b = matrix(n, dtype), full((n, 3), dtype)
+    taken = grids.lu(monkeypatch, *grid)
+    a, b = general(n, dtype), full((n, 3), dtype)
     sharded = put(a, mesh(shape), spec)
     x, status = la.solve(sharded, b, return_status=True)
     assert_close(x, np.linalg.solve(a, b), 1000)
@@ -82,22 +59,10 @@ def test_solutions_inverses_and_determinants(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(6))
-def test_random_sizes_and_grids(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(seed)
-    rows, columns = [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2)][rng.integers(5)]
-    n, dtype = int(rng.integers(1, 90)), DTYPES[rng.integers(4)]
-    take(monkeypatch, rows, columns, int(rng.integers(1, 9)))
-    a, b = matrix(n, dtype, seed), full((n,), dtype, seed)
-    sharded = put(a, mesh((rows * columns,)), P())
-    assert_close(la.solve(sharded, b), np.linalg.solve(a, b), 10000)
-
-
-@pytest.mark.full
 def test_hard_matrices_as_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
     """One grid's column holds all of the first pivots in one of them: all other columns move."""
     n = 48
-    take(monkeypatch, 2, 2, 4)
+    grids.lu(monkeypatch, 2, 2, 4)
     weights = 10.0 ** (-6 * ((np.arange(n) // (n // 4) + 1) % 2))
     for a in [*hard_matrices(n), full((n, n), np.float64) * weights]:
         assert_solved_as_by_lapack(a, mesh((4,)))
@@ -105,7 +70,7 @@ def test_hard_matrices_as_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 def test_singular_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    take(monkeypatch, 2, 2, 3)
+    grids.lu(monkeypatch, 2, 2, 3)
     a, b = full((24, 24), np.float64), np.ones(24)
     a[9] = 0
     sharded = put(a, mesh((4,)), P("x"))
@@ -129,8 +94,8 @@ def test_factors_of_a_matrix_without_padding(
     dtype: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taken = take(monkeypatch, *grid)
-    a, b = matrix(n, dtype), full((n, 2), dtype)
+    taken = grids.lu(monkeypatch, *grid)
+    a, b = general(n, dtype), full((n, 2), dtype)
     sharded = put(a, mesh(shape), P("x"))
     p, lower, upper = (np.asarray(x) for x in la.lu(sharded))
     assert_close(p @ lower @ upper, a, 1000)
@@ -150,7 +115,7 @@ def test_factors_of_a_matrix_without_padding(
 @pytest.mark.full
 def test_factors_of_singular_and_of_padded_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     """With padding they are on the line: a tournament may take its columns if others are zero."""
-    taken = take(monkeypatch, 2, 2, 3)
+    taken = grids.lu(monkeypatch, 2, 2, 3)
     a = full((24, 24), np.float64)
     a[:, 9] = 0
     (packed, pivots), status = la.lu_factor(put(a, mesh((4,)), P("x")), return_status=True)
@@ -166,9 +131,9 @@ def test_factors_of_singular_and_of_padded_matrices(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.full
 def test_gradients_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = take(monkeypatch, 2, 2, 2)
+    taken = grids.lu(monkeypatch, 2, 2, 2)
     over, n = mesh((4,)), 16
-    a, b = matrix(n, np.float64), full((n,), np.float64)
+    a, b = general(n, np.float64), full((n,), np.float64)
 
     def ours(a: Any, b: Any) -> Any:
         where = {"mesh": over, "in_specs": P("x")}
@@ -185,22 +150,6 @@ def test_gradients_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None
     given = put(a, over, P("x"))
     assert_close(la.solve(given, b, donate=True), np.linalg.solve(a, b), 1000)
     assert given.is_deleted()
-
-
-@pytest.mark.full
-def test_inside_on_a_part_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two matrices, each over a grid of the four devices of its row of the mesh."""
-    taken = take(monkeypatch, 2, 2, 2)
-    over, n = mesh((2, 4)), 24
-    a = np.stack([matrix(n, np.float64, seed) for seed in (1, 2)])
-    b = full((2, n), np.float64)
-
-    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
-        return la.lu_solve_shardmap_ctx(a[0], b[0], in_specs=P("y"))[1][None]
-
-    run = inside(solve, over, (P("x", "y"), P("x")), P("x"))
-    assert_close(run(a, b), np.linalg.solve(a, b[..., None])[..., 0], 1000)
-    assert taken
 
 
 @sample("seed", range(8), 2)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
@@ -20,31 +20,23 @@ from linalg.matrices import (
     DTYPES,
     TWO_DTYPES,
     assert_close,
+    each_sharding,
     eps,
     full,
     mesh,
     positive,
     put,
+    with_and_without_kernels,
     with_spectrum,
 )
-from lockstep.linalg import _cpu_kernels, _sweeps
+from lockstep.linalg import _sweeps
 from lockstep.linalg._posdef import Plan, factor_slots, to_slots_donating
 from lockstep.linalg._validation import place
 
 inv = functools.partial(la.inv, assume_a="pos")
 
-CASES = [
-    ((1,), P("x"), P(), 5),
-    ((4,), P("x"), P(), 40),
-    ((4,), P(None, "x"), P("x"), 24),
-    ((4,), P(), P(), 37),
-    ((2, 2), P("x", "y"), P(None, "y"), 18),
-    ((2, 4), P(("y", "x")), P("x"), 48),
-    ((2, 2, 2), P("z", "x"), P("y"), 14),
-]
 
-
-@sample(("shape", "spec", "b_spec", "n"), CASES, 4)
+@each_sharding
 def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: P, n: int) -> None:
     a, b, over = positive(n, np.float64), full((n, 4), np.float64), mesh(shape)
     sharded, rhs = put(a, over, spec), put(b, over, b_spec)
@@ -61,14 +53,10 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", TWO_DTYPES)
-@pytest.mark.parametrize("kernels", [True, False])
+@with_and_without_kernels
 @pytest.mark.parametrize("tile", [4, 3])
-def test_inverse_by_many_supersteps(
-    kernels: bool, tile: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not kernels:
-        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
-    assert _cpu_kernels.available("cpu") == kernels
+@pytest.mark.usefixtures("kernels")
+def test_inverse_by_many_supersteps(tile: int, dtype: Any) -> None:
     a, over = positive(42, dtype), mesh((2,))
     assert_close(inv(put(a, over, P("x")), tile=tile), np.linalg.inv(a))
     assert_close(la.potri(put(a, over, P("x")), tile), np.linalg.inv(a))
@@ -142,48 +130,6 @@ def test_not_positive_definite(order: int, devices: int, pivot: float) -> None:
             call()
 
 
-def test_inside_jit_and_under_explicit_axes() -> None:
-    a, b = positive(16, np.float64), full((16, 2), np.float64)
-    wanted = np.linalg.solve(a, b)
-    over = mesh((2, 2))
-    with_mesh = jax.jit(lambda a, b: la.potrs(a, b, mesh=over, in_specs=P("x", "y")))
-    assert_close(with_mesh(put(a, over, P("x", "y")), put(b, over, P())), wanted)
-    with pytest.raises(ValueError, match="a is a tracer whose type does not contain its sharding"):
-        jax.jit(la.potrs)(put(a, over, P("x", "y")), b)
-    explicit = mesh((4,), AxisType.Explicit)
-    with jax.set_mesh(explicit):
-        x = jax.jit(la.potrs)(put(a, explicit, P("x")), put(b, explicit, P("x")))
-        assert jax.typeof(x).sharding.spec == P("x", None)
-        assert_close(x, wanted)
-
-
-@pytest.mark.full
-def test_gradients_under_explicit_axes() -> None:
-    a, b = positive(16, np.float64), full((16, 2), np.float64)
-    wanted, explicit = np.linalg.solve(a, b), mesh((4,), AxisType.Explicit)
-    with jax.set_mesh(explicit):
-
-        def loss(a: jax.Array, b: jax.Array) -> jax.Array:
-            return jnp.sum(la.potrs(a, b) ** 2)
-
-        grad = jax.jit(jax.grad(loss))(put(a, explicit, P("x")), put(b, explicit, P()))
-        assert_close(grad, -2 * np.linalg.solve(a, wanted) @ wanted.T)
-
-
-def test_a_donated_matrix_is_gone_and_a_kept_one_is_not() -> None:
-    a, b, over = positive(64, np.float64), np.ones(64), mesh((4,))
-    kept, given = put(a, over, P("x")), put(a, over, P("x"))
-    assert_close(la.potrs(kept, b), np.linalg.solve(a, b))
-    assert not kept.is_deleted()
-    assert_close(la.potrs(given, b, donate=True), np.linalg.solve(a, b))
-    assert given.is_deleted()
-    given = put(a, over, P("x"))
-    assert_close(inv(given, donate=True), np.linalg.inv(a))
-    assert given.is_deleted()
-    assert_close(inv(kept), np.linalg.inv(a))
-    assert not kept.is_deleted()
-
-
 @pytest.mark.full
 def test_more_right_hand_sides_than_fit_at_once() -> None:
     """Columns are solved in parts, so that no device holds all rows of all of them."""
@@ -193,14 +139,13 @@ def test_more_right_hand_sides_than_fit_at_once() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kernels", [True, False])
+@with_and_without_kernels
 @pytest.mark.parametrize(("columns", "dealt"), [(15, False), (16, True), (21, True), (45, True)])
+@pytest.mark.usefixtures("kernels")
 def test_columns_are_dealt_where_there_are_many(
-    columns: int, dealt: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
+    columns: int, dealt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """21 are padded to 24; 45 are solved in two parts of 23."""
-    if not kernels:
-        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     called = set()
 
     def watch(name: str) -> None:
@@ -259,13 +204,10 @@ def test_the_factor_is_made_in_place_and_its_buffers_are_small() -> None:
         assert memory.temp_size_in_bytes <= 0.5 * share, memory
 
 
-@sample("kernels", [True, False], 0)
-def test_no_program_has_an_input_without_entries(
-    kernels: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@with_and_without_kernels
+@pytest.mark.usefixtures("kernels")
+def test_no_program_has_an_input_without_entries() -> None:
     """jaxlib 0.11.2 crashes where XLA drops one (docs/reference/versions.md)."""
-    if not kernels:
-        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     over = mesh((2,))
     a, b = put(positive(8, np.float64), over, P("x")), put(full((8, 3), np.float64), over, P())
     inverse = jax.jit(lambda a: inv(a, tile=4, mesh=over, in_specs=(P("x"),)))
@@ -274,26 +216,13 @@ def test_no_program_has_an_input_without_entries(
         assert "tensor<0xi32>" not in text
 
 
-def test_batches_of_right_hand_sides() -> None:
+@pytest.mark.parametrize("columns", [False, in_full(True)])
+def test_batches_of_right_hand_sides(columns: bool) -> None:
     a, over = positive(20, np.float64), mesh((4,))
     sharded, b = put(a, over, P("x")), full((3, 20, 2), np.float64)
-
-    def solve(b: Any) -> jax.Array:
-        return la.potrs(sharded, b)
-
-    assert_close(jax.vmap(solve)(b), np.linalg.solve(a, b))
-
-
-@pytest.mark.full
-def test_batches_of_columns() -> None:
-    a, over = positive(20, np.float64), mesh((4,))
-    sharded, b = put(a, over, P("x")), full((3, 20, 2), np.float64)
-
-    def solve(b: Any) -> jax.Array:
-        return la.potrs(sharded, b)
-
-    columns = jax.jit(jax.vmap(solve, in_axes=1, out_axes=1))(b[0])
-    assert_close(columns, np.linalg.solve(a, b[0]))
+    b, axis = (b[0], 1) if columns else (b, 0)
+    found = jax.vmap(lambda b: la.potrs(sharded, b), in_axes=axis, out_axes=axis)(b)
+    assert_close(found, np.linalg.solve(a, b))
 
 
 @pytest.mark.full

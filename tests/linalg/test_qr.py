@@ -16,8 +16,17 @@ import lockstep.linalg as la
 from lanes import full as in_full
 from lanes import sample
 from linalg.grids import SENT
-from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put, with_spectrum
-from lockstep.linalg import _arguments, _cpu_kernels, _grid_model, _householder, _qr
+from linalg.matrices import (
+    assert_close,
+    assert_gradient,
+    eps,
+    full,
+    mesh,
+    put,
+    with_and_without_kernels,
+    with_spectrum,
+)
+from lockstep.linalg import _arguments, _grid_model, _householder, _qr
 from lockstep.linalg._layout import Grid
 from lockstep.linalg._qr import QRPlan
 from lockstep.linalg._validation import place
@@ -214,12 +223,11 @@ def test_the_triangle_alone(
     assert_close(r.T @ r, a.T @ a, 10)
 
 
-@pytest.mark.parametrize("kernels", [True, in_full(False)])
-def test_a_triangle_with_a_bad_inverse(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_and_without_kernels
+@pytest.mark.usefixtures("kernels")
+def test_a_triangle_with_a_bad_inverse() -> None:
     """Its product with a basis has a condition for which Cholesky QR is kept. A basis by the
     inverse of a block of the triangle would have a residual of rounding times the condition."""
-    if not kernels:
-        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     k, over = 30, mesh((2,))
     basis = np.linalg.qr(full((200, k), np.float64))[0]
     a = basis @ (np.eye(k) - 0.75 * np.triu(np.ones((k, k)), 1))

@@ -5,8 +5,6 @@ With the argument "quick" in one way, and XLA optimizes nothing, which is most o
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import Any
 
 import jax
@@ -18,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 import lockstep.linalg as la
 
 jax.config.update("jax_enable_x64", True)
-QUICK = "quick" in sys.argv
 jax.distributed.initialize()
 M, N = 24, 12
 rng = np.random.default_rng(0)
@@ -44,7 +41,7 @@ def check(a: jax.Array, b: jax.Array) -> None:
     assert_equal(whole(q) @ whole(r), A)
     assert_equal(whole(q).T @ whole(q), np.eye(N))
     assert_equal(whole(la.least_squares(a, b, 3)), np.linalg.lstsq(A, B)[0])
-    for method in ("replicated", "distributed")[: 1 if QUICK else 2]:
+    for method in ("replicated", "distributed")[: 1 if quick.QUICK else 2]:
         u, s, vh = la.svd(a, False, method=method)
         assert_equal(whole(s), S)
         assert_equal((whole(u) * whole(s)) @ whole(vh), A)
@@ -71,5 +68,4 @@ def main() -> None:
     print("right")
 
 
-with quick.compilation() if QUICK else contextlib.nullcontext():
-    main()
+quick.run(main)

@@ -5,9 +5,7 @@ With the argument "quick" it is one system, and XLA optimizes nothing, which is 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
 from typing import Any
 
 import jax
@@ -17,17 +15,12 @@ import numpy as np
 import quick
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import assert_shards
 
 from lockstep.linalg.lineax import AutoLinearSolver
 
 jax.config.update("jax_enable_x64", True)
-QUICK = "quick" in sys.argv
 jax.distributed.initialize()
-
-
-def assert_shards(got: jax.Array, wanted: np.ndarray) -> None:
-    for shard in got.addressable_shards:
-        np.testing.assert_allclose(shard.data, wanted[shard.index], rtol=0, atol=1e-11)
 
 
 def check(a: np.ndarray, tags: Any, b: np.ndarray, mesh: jax.sharding.Mesh) -> None:
@@ -48,11 +41,10 @@ def main() -> None:
     rng = np.random.default_rng(0)
     square, b = rng.standard_normal((24, 24)) + 5 * np.eye(24), rng.standard_normal(24)
     check(square @ square.T, lx.positive_semidefinite_tag, b, mesh)
-    if not QUICK:
+    if not quick.QUICK:
         check(square, (), b, mesh)
         check(rng.standard_normal((24, 10)), (), b, mesh)
     print("right")
 
 
-with quick.compilation() if QUICK else contextlib.nullcontext():
-    main()
+quick.run(main)

@@ -5,8 +5,6 @@ With the argument "quick" XLA optimizes nothing, which is most of the time.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -53,5 +51,4 @@ def main() -> None:
     print("still there" if not given.is_deleted() else "deleted")
 
 
-with quick.compilation() if "quick" in sys.argv else contextlib.nullcontext():
-    main()
+quick.run(main)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import compiler
 
 SLOW_TO_COMPILE: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
@@ -31,6 +33,22 @@ def compilation() -> Iterator[None]:
     finally:
         compiler.get_compile_options = real
         jax.config.update("jax_disable_most_optimizations", False)
+
+
+QUICK = "quick" in sys.argv
+"""Whether a program is to do less, and without optimizations."""
+
+
+def run(main: Callable[[], None]) -> None:
+    """Of a program: with the argument "quick" XLA optimizes nothing."""
+    with compilation() if QUICK else contextlib.nullcontext():
+        main()
+
+
+def assert_shards(got: jax.Array, wanted: np.ndarray) -> None:
+    """That each of this process's shards is that of ``wanted``."""
+    for shard in got.addressable_shards:
+        np.testing.assert_allclose(shard.data, wanted[shard.index], rtol=0, atol=1e-11)
 
 
 def _is_known() -> bool:

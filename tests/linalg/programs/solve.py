@@ -5,9 +5,6 @@ With the argument "quick" there are fewer, and XLA optimizes nothing, which is m
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -15,12 +12,12 @@ import quick
 import scipy.linalg
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import assert_shards
 
 import lockstep.linalg as la
 from lockstep.linalg import _cost_model, _grid_model
 
 jax.config.update("jax_enable_x64", True)
-QUICK = "quick" in sys.argv
 jax.distributed.initialize()
 N = 64
 rng = np.random.default_rng(0)
@@ -28,11 +25,6 @@ q, _ = np.linalg.qr(rng.standard_normal((N, N)))
 A = (q * np.linspace(1, 9, N)) @ q.T
 A = (A + A.T) / 2
 B = rng.standard_normal((N, 3))
-
-
-def assert_shards(got: jax.Array, wanted: np.ndarray) -> None:
-    for shard in got.addressable_shards:
-        np.testing.assert_allclose(shard.data, wanted[shard.index], rtol=0, atol=1e-11)
 
 
 def check_numpy(mesh: jax.sharding.Mesh) -> None:
@@ -52,7 +44,7 @@ def check_general(mesh: jax.sharding.Mesh, spec: P, b: jax.Array) -> None:
     """Both ways to find pivots, and factors that are LAPACK's."""
     general = A @ np.diag(np.linspace(1, 2, N)) + np.triu(A)
     sharded = jax.device_put(general, NamedSharding(mesh, spec))
-    for tile, tournament in ((16, False), (8, True))[1 if QUICK else 0 :]:
+    for tile, tournament in ((16, False), (8, True))[1 if quick.QUICK else 0 :]:
         _cost_model.lu_by_tournament = lambda *_, tournament=tournament: tournament
         x, status = la.solve(sharded, b, tile=tile, return_status=True)
         assert_shards(x, np.linalg.solve(general, B))
@@ -81,7 +73,7 @@ def main() -> None:
     mesh = jax.make_mesh((2, count // 2), ("x", "y"), (AxisType.Auto,) * 2)
     check_numpy(mesh)
     shardings = (P(("x", "y")), P()), (P("y", "x"), P("x"))
-    for spec, b_spec in shardings[1 if QUICK else 0 :]:
+    for spec, b_spec in shardings[1 if quick.QUICK else 0 :]:
         a = jax.device_put(A, NamedSharding(mesh, spec))
         b = jax.device_put(B, NamedSharding(mesh, b_spec))
         x, logdet, status = la.potrs(a, b, 16, return_status=True, return_logdet=True)
@@ -101,5 +93,4 @@ def main() -> None:
     print("right")
 
 
-with quick.compilation() if QUICK else contextlib.nullcontext():
-    main()
+quick.run(main)
