@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from flight_recorder.simulate import SECOND, STRIDE, Job, Step, site
+from flight_recorder.simulate import SECOND, STRIDE, Job, Step, record_of, site
+from lockstep._run_files import Exit
 from lockstep.flight_recorder.causes import Pattern
-from lockstep.flight_recorder.diagnose import Diagnosis
+from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.run_records import Run, Site
 
@@ -37,11 +38,20 @@ def job(
     return made
 
 
+def diagnosed(*plans: list[Step], exits: dict[int, Exit] | None = None, **more) -> Diagnosis:
+    """What is found of such a job, some processes of which have ended."""
+    return diagnose(job(*plans, **more).snapshot(exits))
+
+
 def altered(run: Run, index: int, **changes) -> Run:
     processes = tuple(
         dataclasses.replace(p, **changes) if p.index == index else p for p in run.processes
     )
     return dataclasses.replace(run, processes=processes)
+
+
+def altered_record(run: Run, index: int, **changes) -> Run:
+    return altered(run, index, record=dataclasses.replace(record_of(run, index), **changes))
 
 
 def realtime(ns: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flight_recorder.jobs import job, steps
+from flight_recorder.jobs import altered, job, steps
 from flight_recorder.simulate import STRIDE, Job, raised
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, diagnose
@@ -25,15 +25,10 @@ BEFORE = {"barrier/epoch": 1}
 def at_rest(run: Run, waits: dict[int, Waits]) -> Run:
     """The run with these waits, whose processes are at rest."""
     history = History(run)
-    processes = tuple(
-        dataclasses.replace(
-            p, waits=dataclasses.replace(waits[p.index], rest=history.progress(p.index))
-        )
-        if p.index in waits
-        else p
-        for p in run.processes
-    )
-    return dataclasses.replace(run, processes=processes)
+    for process, own in waits.items():
+        rest = dataclasses.replace(own, rest=history.progress(process))
+        run = altered(run, process, waits=rest)
+    return run
 
 
 def stopped_at(step: int, *stopping: int, processes: int = 2) -> Run:
@@ -57,13 +52,8 @@ def one_in_a_barrier(processes: int = 2) -> Run:
 
 
 def with_waits(run: Run, process: int, **changes) -> Run:
-    processes = tuple(
-        dataclasses.replace(p, waits=dataclasses.replace(p.waits, **changes))
-        if p.index == process
-        else p
-        for p in run.processes
-    )
-    return dataclasses.replace(run, processes=processes)
+    waits = dataclasses.replace(run.processes[process].waits, **changes)
+    return altered(run, process, waits=waits)
 
 
 def check_is_only_a_wait(run: Run) -> Diagnosis:
@@ -142,9 +132,7 @@ def test_a_third_process_may_release_the_collective() -> None:
 
 def test_a_missing_process_that_has_ended_ends_the_barrier() -> None:
     run = one_in_a_barrier(3)
-    gone = dataclasses.replace(run.processes[2], exit=Exit(2, 0))
-    found = diagnose(dataclasses.replace(run, processes=(*run.processes[:2], gone)))
-    assert found.kind is not Kind.BARRIER
+    assert diagnose(altered(run, 2, exit=Exit(2, 0))).kind is not Kind.BARRIER
 
 
 def test_half_a_file_proves_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from flight_recorder.jobs import FAR, altered, job, patterns, realtime, steps
+from flight_recorder.jobs import FAR, altered, altered_record, job, patterns, realtime, steps
 from flight_recorder.simulate import SECOND, STRIDE, Job, Step, raised, record_of
 from lockstep._run_files import STOPPED, ErrorRecord, Exit
 from lockstep.flight_recorder import format
@@ -62,9 +62,7 @@ def test_a_process_that_is_killed_by_the_launcher_because_it_never_came_is_late_
     at = made.now + 600 * SECOND
     exits = {1: Exit(signal=9, realtime_ns=realtime(at) + 3 * SECOND), 0: Exit(exit_code=1)}
     run = raised(made.snapshot(exits), at)
-    record = record_of(run, 1)
-    still_running = dataclasses.replace(record, state=ProcessState.RUNNING)
-    found = diagnose(altered(run, 1, record=still_running))
+    found = diagnose(altered_record(run, 1, state=ProcessState.RUNNING))
     assert (found.kind, found.culprits) == (Kind.WAITING, (1,))
 
 
@@ -84,8 +82,7 @@ def test_a_signal_of_the_launcher_is_no_cause(
     at = made.now + SECOND
     exits = {1: Exit(signal=2, realtime_ns=realtime(at) + 1000, reason=reason)}
     run = raised(made.snapshot(exits), at)
-    record = record_of(run, 1)
-    found = diagnose(altered(run, 1, record=dataclasses.replace(record, state=state)))
+    found = diagnose(altered_record(run, 1, state=state))
     assert (found.kind, found.culprits) == (kind, (1,))
     if kind is Kind.ENDED:
         assert headline(found).startswith("process 1 (pid 101 on host a) ended after 5 collectives")
@@ -102,9 +99,7 @@ def test_a_process_that_the_launcher_stopped_while_none_waited_is_no_culprit() -
         }
     )
     for index in (0, 1):
-        record = record_of(run, index)
-        record = dataclasses.replace(record, state=ProcessState.RUNNING)
-        run = altered(run, index, record=record)
+        run = altered_record(run, index, state=ProcessState.RUNNING)
     found = diagnose(run)
     assert (found.kind, found.culprits) == (Kind.KILLED, (1,))
     assert found.rows[0].activity is Activity.BUSY
@@ -123,8 +118,7 @@ def test_collectives_called_after_the_failure_are_no_mismatch() -> None:
     made = job(steps(5), steps(5), steps(4))
     run = raised(made.snapshot({2: Exit(signal=9)}), made.now + 10)
     for index, elements in ((0, 7), (1, 8)):
-        record = record_of(run, index)
-        ring = record.rings[0]
+        ring = record_of(run, index).rings[0]
         last = ring.entries[-1]
         late = last._replace(
             number=last.number + 1,
@@ -134,7 +128,7 @@ def test_collectives_called_after_the_failure_are_no_mismatch() -> None:
             done_ns=made.now + 1000 * (index + 1) + 1,
         )
         longer = dataclasses.replace(ring, written=ring.written + 1, entries=(*ring.entries, late))
-        run = altered(run, index, record=dataclasses.replace(record, rings=(longer,)))
+        run = altered_record(run, index, rings=(longer,))
     found = diagnose(run)
     assert (found.kind, found.culprits) == (Kind.KILLED, (2,))
     assert found.place is not None
@@ -160,12 +154,10 @@ def test_a_process_that_failed_while_none_waited_is_named() -> None:
 def test_killed_inside_a_collective_that_all_had_entered() -> None:
     made = job(steps(3), steps(3))
     run = made.snapshot({1: Exit(signal=9)})
-    record = record_of(run, 1)
-    ring = record.rings[0]
+    ring = record_of(run, 1).rings[0]
     inside = ring.entries[-1]._replace(state=State.ENTERED, done_ns=0, arrived_ns=0)
     rings = (dataclasses.replace(ring, entries=(*ring.entries[:-1], inside)),)
-    run = altered(run, 1, record=dataclasses.replace(record, rings=rings, state=0))
-    found = diagnose(run)
+    found = diagnose(altered_record(run, 1, rings=rings, state=0))
     assert (found.kind, found.culprits) == (Kind.KILLED, (1,))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flight_recorder.jobs import FAR, job, steps
+from flight_recorder.jobs import FAR, diagnosed, job, steps
 from flight_recorder.simulate import Step, site
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.flight_recorder.diagnosis_headline import headline
@@ -35,7 +35,7 @@ def test_a_first_use_is_reported_of_the_function_that_it_is_of(sites: list[Site]
 
 def test_a_fault_in_what_has_no_line_names_the_first_use_on_both_sides() -> None:
     sites = {p: (used(3), used(9, "other", FAR)) for p in range(2)}
-    text = short(diagnose(job(steps(5), [*steps(3), Step(0, FAR)], sites=sites).snapshot()))
+    text = short(diagnosed(steps(5), [*steps(3), Step(0, FAR)], sites=sites))
     assert "called all-reduce (sum) of 1024 x f32, step (first used at main.py:3)" in text
     assert "called all-reduce (sum) of 4 x f32, other (first used at main.py:9): as" in text
     assert "before: 3 x step (first used at main.py:3)" in text
@@ -43,7 +43,7 @@ def test_a_fault_in_what_has_no_line_names_the_first_use_on_both_sides() -> None
 
 def test_both_lines_are_reported_where_either_may_have_been_the_first_use() -> None:
     sites = {p: (used(3), used(7)) for p in range(2)}
-    text = headline(diagnose(job(steps(5), steps(3), sites=sites).snapshot()))
+    text = headline(diagnosed(steps(5), steps(3), sites=sites))
     assert text.endswith("x f32, step (first used at main.py:3 or main.py:7)")
 
 
@@ -72,7 +72,7 @@ def test_where_programs_were_first_used_changes_no_finding(mine: int, theirs: in
     def found(mine: int, theirs: int) -> Diagnosis:
         sites = {0: (used(mine, "<lambda>"),), 1: (used(theirs, "<lambda>", FAR),)}
         wider = [*steps(3), Step(0, FAR, elements=1000)]
-        return diagnose(job(steps(5), wider, sites=sites).snapshot())
+        return diagnosed(steps(5), wider, sites=sites)
 
     with_lines, without = found(mine, theirs), found(0, 0)
     assert (with_lines.kind, with_lines.groups) == (without.kind, without.groups)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flight_recorder.jobs import FAR, STEP, job, patterns, permute, steps
+from flight_recorder.jobs import FAR, STEP, diagnosed, job, patterns, permute, steps
 from flight_recorder.simulate import Step, site
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import format
@@ -27,7 +27,7 @@ def test_look_alikes_in_opposite_order_differ_by_their_program(processes: int) -
     one, two = Step(0, FAR, elements=4), Step(0, 2 * FAR, elements=4)
     sites = {p: (site(FAR, name="norm"), site(2 * FAR, name="loss")) for p in range(processes)}
     plans = [[*steps(3), one, two]] * (processes - 1) + [[*steps(3), two, one]]
-    found = diagnose(job(*plans, sites=sites).snapshot())
+    found = diagnosed(*plans, sites=sites)
     assert found.kind is Kind.MISMATCH
     assert found.place is not None
     assert found.place.sequence == 3
@@ -38,7 +38,7 @@ def test_look_alikes_in_opposite_order_differ_by_their_program(processes: int) -
 def test_a_program_that_one_side_only_has() -> None:
     base = site(1000, line=41, name="step")
     sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
-    found = diagnose(job(steps(9), [*steps(4), Step(0, FAR)], sites=sites).snapshot())
+    found = diagnosed(steps(9), [*steps(4), Step(0, FAR)], sites=sites)
     assert found.kind is Kind.ONE_SIDED
     assert patterns(found) == [Pattern.ONE_SIDED, Pattern.SHORTER_LOOP]
     assert [cause.processes for cause in found.causes] == [(1,), (1,)]
@@ -49,7 +49,7 @@ def test_a_program_that_all_but_one_have_blames_the_one() -> None:
     base, other = site(1000, line=41, name="step"), site(FAR, line=60, name="evaluate")
     sites = {0: (base, other), 1: (base,), 2: (base, other)}
     more = [*steps(4), Step(0, FAR)]
-    found = diagnose(job(more, steps(9), more, sites=sites).snapshot())
+    found = diagnosed(more, steps(9), more, sites=sites)
     assert (found.kind, found.culprits) == (Kind.ONE_SIDED, (1,))
     assert found.causes[0].processes == (0, 2)
 
@@ -60,7 +60,7 @@ def test_a_function_that_was_compiled_again_is_on_both_sides() -> None:
     norm = site(3 * FAR, line=29, name="norm")
     sites = {0: (first, norm), 1: (first, second)}
     plans = [[Step(0, FAR), Step(0, 3 * FAR)], [Step(0, FAR), Step(0, 2 * FAR)]]
-    found = diagnose(job(*plans, sites=sites).snapshot())
+    found = diagnosed(*plans, sites=sites)
     assert (found.kind, found.culprits) == (Kind.ONE_SIDED, (0,))
     assert patterns(found) == [Pattern.ONE_SIDED]
     assert "only process 0 (pid 100 on host a) called" in headline(found)
@@ -69,7 +69,7 @@ def test_a_function_that_was_compiled_again_is_on_both_sides() -> None:
 
 def test_two_functions_that_one_side_each_has_called_may_be_a_branch_or_an_order() -> None:
     sites = {0: (site(FAR, name="norm"),), 1: (site(2 * FAR, name="step"),)}
-    found = diagnose(job([Step(0, FAR)], [Step(0, 2 * FAR)], sites=sites).snapshot())
+    found = diagnosed([Step(0, FAR)], [Step(0, 2 * FAR)], sites=sites)
     assert patterns(found)[0] is Pattern.TWO_SIDED
     assert "Likely: norm or step is called under `if jax.process_index() == 0`" in short(found)
     assert "or all processes call both, in opposite order" in short(found)
@@ -83,9 +83,7 @@ def test_one_line_with_arguments_of_another_shape() -> None:
     mine = taking(1000, "w: f32[8]", "x: f32[100,8]")
     theirs = taking(FAR, "w: f32[8]", "x: f32[96,8]")
     sites = {0: (mine,), 1: (mine, theirs)}
-    found = diagnose(
-        job(steps(9), [*steps(4), Step(0, FAR, elements=1024)], sites=sites).snapshot()
-    )
+    found = diagnosed(steps(9), [*steps(4), Step(0, FAR, elements=1024)], sites=sites)
     assert patterns(found) == [Pattern.SHAPES]
     assert found.causes[0].arguments == (Differing("x", "f32[100,8]", "f32[96,8]"),)
     assert found.causes[0].processes == (0, 1)
@@ -95,7 +93,7 @@ def test_a_small_function_of_jax_on_two_lines_is_no_last_batch() -> None:
     mine = taking(1000, "a: f32[100]", name="_reduce_sum")
     theirs = taking(FAR, "a: f32[96]", name="_reduce_sum", line=60)
     sites = {0: (mine,), 1: (theirs,)}
-    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    found = diagnosed([Step(0, 1000)], [Step(0, FAR)], sites=sites)
     assert Pattern.SHAPES not in patterns(found)
 
 
@@ -110,7 +108,7 @@ THREADS = {
 
 def test_calls_that_two_threads_have_dispatched() -> None:
     mine, theirs = [*steps(4)], [*steps(2), Step(0, FAR), *steps(4)[2:]]
-    found = diagnose(job(mine, theirs, sites=THREADS).snapshot())
+    found = diagnosed(mine, theirs, sites=THREADS)
     assert (found.kind, patterns(found)) == (Kind.MISMATCH, [Pattern.THREADS])
     assert found.causes[0].threads == ("MainThread", "prefetch")
     text = short(found)
@@ -128,7 +126,7 @@ def test_threads_that_python_named_by_the_order_of_their_start() -> None:
         for p in range(2)
     }
     mine, theirs = [*steps(1), Step(0, FAR)], [Step(0, FAR), *steps(1)]
-    found = diagnose(job(mine, theirs, sites=sites).snapshot())
+    found = diagnosed(mine, theirs, sites=sites)
     assert (patterns(found), is_of_threads(found)) == ([Pattern.THREADS], True)
 
 
@@ -138,18 +136,18 @@ def test_one_thread_that_trains_alone_has_compiled_another_program() -> None:
     train = {"line": 41, "name": "step", "thread": "Thread-1 (train)"}
     sites = {p: (before, site(program, **train)) for p, program in enumerate((FAR, 2 * FAR))}
     plans = ([*steps(1), Step(0, FAR)], [*steps(1), Step(0, 2 * FAR)])
-    assert patterns(diagnose(job(*plans, sites=sites).snapshot())) == [Pattern.RETRACED]
+    assert patterns(diagnosed(*plans, sites=sites)) == [Pattern.RETRACED]
 
 
 def test_processes_with_one_thread_each_of_another_name_have_another_fault() -> None:
-    found = diagnose(job(steps(4), [Step(0, FAR)], sites=THREADS).snapshot())
+    found = diagnosed(steps(4), [Step(0, FAR)], sites=THREADS)
     assert Pattern.THREADS not in patterns(found)
 
 
 def test_permutes_of_different_programs() -> None:
     ring = [permute(1, 1), permute(0, 0)]
     wrong = [permute(-1, 0, program=FAR)]
-    found = diagnose(job([*ring[:1]], wrong).snapshot())
+    found = diagnosed([*ring[:1]], wrong)
     assert found.kind is Kind.PERMUTE
     assert found.culprits == (0, 1)
     assert Pattern.PERMUTATION in patterns(found)
@@ -160,12 +158,12 @@ def test_a_member_that_is_rightly_ahead_does_not_outvote_the_other_two() -> None
     later = permute(2, execution=1)
     sent = permute(-1, 1, execution=0)
     wrong = permute(0, execution=1)
-    found = diagnose(job([sent, later], [wrong], [permute(-1, 0, execution=1)]).snapshot())
+    found = diagnosed([sent, later], [wrong], [permute(-1, 0, execution=1)])
     assert (found.kind, found.culprits) == (Kind.PERMUTE, (0, 1))
 
 
 def test_permutes_of_different_length() -> None:
-    found = diagnose(job([permute(-1, 1, elements=8)], [permute(0, elements=4)]).snapshot())
+    found = diagnosed([permute(-1, 1, elements=8)], [permute(0, elements=4)])
     assert found.kind is Kind.PERMUTE
     assert patterns(found) == [Pattern.SHAPES]
 
@@ -185,38 +183,38 @@ def test_permutes_match_although_the_rings_have_wrapped() -> None:
 
 
 def test_a_sum_on_one_side_and_a_permute_on_the_other() -> None:
-    found = diagnose(job(steps(1), [permute(0, 0)]).snapshot())
+    found = diagnosed(steps(1), [permute(0, 0)])
     assert found.kind is Kind.MISMATCH
     assert found.culprits == (0, 1)
 
 
 def test_one_function_compiled_differently() -> None:
     sites = {0: (site(1000, name="step"),), 1: (site(FAR, name="step"),)}
-    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    found = diagnosed([Step(0, 1000)], [Step(0, FAR)], sites=sites)
     assert patterns(found) == [Pattern.RETRACED]
 
 
 def test_two_lambdas_are_not_one_function() -> None:
     mine, theirs = site(1000, line=3, name="_lambda"), site(FAR, line=9, name="_lambda")
     sites = {0: (mine, theirs), 1: (mine, theirs)}
-    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    found = diagnosed([Step(0, 1000)], [Step(0, FAR)], sites=sites)
     assert Pattern.RETRACED not in patterns(found)
     assert Pattern.OPPOSITE_ORDER in patterns(found)
     sites = {0: (mine,), 1: (dataclasses.replace(mine, program=FAR, fingerprint="other"),)}
-    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    found = diagnosed([Step(0, 1000)], [Step(0, FAR)], sites=sites)
     assert patterns(found) == [Pattern.RETRACED]
 
 
 def test_a_step_more_or_less_of_one_program() -> None:
     plans = (steps(9), [*steps(9)[:3], *steps(9)[4:]])
-    found = diagnose(job(*plans).snapshot())
+    found = diagnosed(*plans)
     assert found.kind is Kind.MISMATCH
     assert [(c.pattern, c.processes) for c in found.causes] == [(Pattern.EXECUTIONS, (0,))]
 
 
 def test_a_branch_inside_one_program() -> None:
     sites = {p: (site(1000, 1, name="step"), site(1000, 2, name="step")) for p in (0, 1)}
-    found = diagnose(job([Step(0, 1000, 1)], [Step(0, 1000, 2)], sites=sites).snapshot())
+    found = diagnosed([Step(0, 1000, 1)], [Step(0, 1000, 2)], sites=sites)
     assert patterns(found) == [Pattern.BRANCH_INSIDE]
 
 
@@ -235,7 +233,7 @@ def test_what_travels_as_bytes_is_compared_by_the_program_s_shapes(
             0: (site(call.program, op=name, name="step"),),
             1: (site(FAR, op=name, name="step", shape=theirs),),
         }
-        found = diagnose(job([call], [other], sites=sites).snapshot())
+        found = diagnosed([call], [other], sites=sites)
         assert patterns(found) == [pattern]
         shapes = [row.call.shape for row in found.rows if row.call]
         assert shapes == ["f32[4]", theirs]
@@ -244,7 +242,7 @@ def test_what_travels_as_bytes_is_compared_by_the_program_s_shapes(
 def test_one_call_from_two_lines() -> None:
     """What only --strict can see."""
     ours, theirs = (dataclasses.replace(STEP, site=line) for line in (5, 7))
-    found = diagnose(job([*steps(3), ours], [*steps(3), theirs]).snapshot())
+    found = diagnosed([*steps(3), ours], [*steps(3), theirs])
     assert (found.kind, found.groups) == (Kind.MISMATCH, ((0,), (1,)))
     made = job([*steps(3), ours], [*steps(3), dataclasses.replace(STEP, site=0)])
     assert diagnose(made.snapshot()).kind is Kind.NOTHING
@@ -254,10 +252,10 @@ def test_a_call_under_an_if_is_no_exchange_of_order() -> None:
     """Of the lines of one call, process 0 is on one where no process has been before."""
     looped = [dataclasses.replace(step, site=7) for step in steps(3)]
     skipped, again = (dataclasses.replace(STEP, site=line) for line in (5, 7))
-    found = diagnose(job([*looped, skipped], [*looped, again]).snapshot())
+    found = diagnosed([*looped, skipped], [*looped, again])
     assert patterns(found) == [Pattern.BRANCH, Pattern.OTHER_PLACE]
     both = [*looped, dataclasses.replace(STEP, site=5)]
-    found = diagnose(job([*both, skipped], [*both, again]).snapshot())
+    found = diagnosed([*both, skipped], [*both, again])
     assert patterns(found)[0] is Pattern.OPPOSITE_ORDER
 
 
@@ -266,23 +264,19 @@ def test_two_functions_that_one_line_has_made() -> None:
     train = site(1000, line=12, name="_lambda", first_line="main.py:19")
     norm = site(FAR, line=12, name="_lambda", first_line="main.py:21")
     sites = {0: (train, norm), 1: (train,)}
-    found = diagnose(
-        job([*steps(3), dataclasses.replace(STEP, program=FAR)], steps(4), sites=sites).snapshot()
-    )
+    found = diagnosed([*steps(3), dataclasses.replace(STEP, program=FAR)], steps(4), sites=sites)
     assert patterns(found)[0] is Pattern.ONE_SIDED
     assert "main.py:21" in headline(found)
     # One function that was compiled again, below the same line.
     again = dataclasses.replace(norm, first_line=train.first_line)
     sites = {0: (train, again), 1: (train,)}
-    found = diagnose(
-        job([*steps(3), dataclasses.replace(STEP, program=FAR)], steps(4), sites=sites).snapshot()
-    )
+    found = diagnosed([*steps(3), dataclasses.replace(STEP, program=FAR)], steps(4), sites=sites)
     assert patterns(found) == [Pattern.RETRACED]
     assert "first called" not in headline(found)
 
 
 def test_a_row_shows_the_call_its_line_and_the_calls_before() -> None:
-    found = diagnose(job(steps(9), steps(5)).snapshot({1: Exit(exit_code=0)}))
+    found = diagnosed(steps(9), steps(5), exits={1: Exit(exit_code=0)})
     row = found.rows[0]
     assert row.call is not None
     assert [s.line for s in row.call.sites] == [41]
@@ -294,7 +288,7 @@ def test_a_row_shows_the_call_its_line_and_the_calls_before() -> None:
 def test_lines_of_programs_whose_ids_lie_near_each_other_are_distinguished_by_their_count() -> None:
     """A process that has run 5 collectives has executed no program 1000 times."""
     sites = {p: (site(0, line=3, name="old"), site(1000, line=41, name="step")) for p in (0, 1)}
-    found = diagnose(job(steps(9), steps(5), sites=sites).snapshot())
+    found = diagnosed(steps(9), steps(5), sites=sites)
     assert found.rows[0].call is not None
     assert [s.line for s in found.rows[0].call.sites] == [41]
 
@@ -303,7 +297,7 @@ def test_a_loop_of_several_calls_is_one_round() -> None:
     loop = [s for one in steps(9) for s in (one, dataclasses.replace(one, channel=2))]
     sites = {p: (site(1000, 1, 41, "step"), site(1000, 2, 44, "step")) for p in (0, 1)}
     first = Step(0, FAR)
-    found = diagnose(job([first, *loop], [first, *loop[:11]], sites=sites).snapshot())
+    found = diagnosed([first, *loop], [first, *loop[:11]], sites=sites)
     rounds = found.rows[1].latest
     shape = [(r.times, [s.line for c in r.calls for s in c.sites]) for r in rounds]
     assert shape == [(1, []), (1, [41]), (5, [44, 41])]

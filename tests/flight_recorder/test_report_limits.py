@@ -7,10 +7,10 @@ import functools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flight_recorder.jobs import job, steps
+from flight_recorder.jobs import diagnosed, steps
 from flight_recorder.simulate import site
 from lockstep._run_files import Exit
-from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
+from lockstep.flight_recorder.diagnose import Diagnosis
 from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.phrases import place_in_program
 from lockstep.flight_recorder.text_report import short, table
@@ -19,7 +19,7 @@ from lockstep.flight_recorder.text_report import short, table
 @functools.cache
 def last_left(processes: int) -> Diagnosis:
     plans = [steps(9)] * (processes - 1) + [steps(5)]
-    return diagnose(job(*plans).snapshot({processes - 1: Exit(exit_code=0)}))
+    return diagnosed(*plans, exits={processes - 1: Exit(exit_code=0)})
 
 
 @settings(deadline=None)
@@ -47,7 +47,7 @@ def test_many_processes_that_do_the_same_are_one_row_of_the_table() -> None:
 
 
 def test_the_table_shows_whole_paths_and_all_likely_causes() -> None:
-    text = table(diagnose(job(steps(50), steps(37)).snapshot({1: Exit(exit_code=0)})))
+    text = table(diagnosed(steps(50), steps(37), exits={1: Exit(exit_code=0)}))
     assert "/home/u/train.py:41 in step" in text
     assert text.endswith("under an `if` (--strict finds one on another line).")
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from flight_recorder.jobs import FAR, STEP, altered, job, permute, steps
+from flight_recorder.jobs import FAR, STEP, altered, altered_record, diagnosed, job, permute, steps
 from flight_recorder.simulate import STRIDE, Job, Step, raised, record_of, site
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
@@ -20,7 +20,7 @@ from lockstep.flight_recorder.text_report import news, short, table
 
 
 def ended() -> Diagnosis:
-    return diagnose(job(steps(50), steps(37)).snapshot({1: Exit(exit_code=0)}))
+    return diagnosed(steps(50), steps(37), exits={1: Exit(exit_code=0)})
 
 
 def test_a_process_that_left_early() -> None:
@@ -111,7 +111,7 @@ def test_processes_that_raised_are_reported_in_the_past() -> None:
 
 def test_the_reason_that_the_system_gave() -> None:
     exits = {1: Exit(signal=9, reason="out of memory")}
-    text = short(diagnose(job(steps(9), steps(5)).snapshot(exits)))
+    text = short(diagnosed(steps(9), steps(5), exits=exits))
     assert "(signal 9) after 5 collectives: out of memory; process 0 waits in its 6th" in text
     assert "(signal 9) after 5 collectives: out of memory; its last calls: 5 x" in text
     assert "Likely: out of memory: process 1 took more than the machine" in text
@@ -133,7 +133,7 @@ def test_one_process_with_another_shape() -> None:
     sites: dict[int, tuple[Site, ...]] = {p: (site(1000, line=41, name="step"),) for p in range(4)}
     sites[2] = (*sites[2], site(FAR, line=41, name="step"))
     odd = [*steps(37), Step(0, FAR, elements=1000)]
-    text = short(diagnose(job(steps(50), steps(50), odd, steps(50), sites=sites).snapshot()))
+    text = short(diagnosed(steps(50), steps(50), odd, steps(50), sites=sites))
     assert text.startswith(
         "process 2 (pid 102 on host a) called all-reduce (sum) of 1000 x f32, train.py:41 in step, "
         "where processes 0-1, 3 called all-reduce (sum) of 1024 x f32, train.py:41 in step: as "
@@ -155,7 +155,7 @@ def test_two_sides_of_equal_weight_are_both_named() -> None:
 def test_a_program_on_one_side() -> None:
     base = site(1000, line=41, name="step")
     sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
-    text = short(diagnose(job(steps(9), [*steps(4), Step(0, FAR)], sites=sites).snapshot()))
+    text = short(diagnosed(steps(9), [*steps(4), Step(0, FAR)], sites=sites))
     assert text.startswith(
         "only process 1 (pid 101 on host a) called all-reduce (sum) of 4 x f32, train.py:60 in "
         "evaluate, where process 0 (pid 100 on host a) called all-reduce (sum) of 1024 x f32, "
@@ -275,11 +275,11 @@ def test_calls_that_differ_are_named_from_the_innermost_to_the_first_that_differ
 def test_collectives_that_raised_for_no_reason_in_the_records_are_not_called_sound() -> None:
     made = job([*steps(3), dataclasses.replace(STEP, execution=3)], steps(4))
     made.run(random.Random(0))
-    record = record_of(made.snapshot(), 0)
-    *entries, last = record.rings[0].entries
+    ring = record_of(made.snapshot(), 0).rings[0]
+    *entries, last = ring.entries
     late = last._replace(state=State.RAISED)
-    ring = dataclasses.replace(record.rings[0], entries=(*entries, late))
-    run = altered(made.snapshot(), 0, record=dataclasses.replace(record, rings=(ring,)))
+    ring = dataclasses.replace(ring, entries=(*entries, late))
+    run = altered_record(made.snapshot(), 0, rings=(ring,))
     assert headline(diagnose(run)) == (
         "collectives raised on process 0, and the records do not show why"
     )
@@ -293,16 +293,16 @@ def test_calls_that_read_alike_are_one() -> None:
     other = (site(1000, 3, line=44, name="step"),)
     calls = [dataclasses.replace(s, channel=c) for s in steps(6) for c in (1, 2)]
     gone = {0: Exit(exit_code=0)}
-    text = short(diagnose(job(calls, calls, sites=sites).snapshot(gone)))
+    text = short(diagnosed(calls, calls, exits=gone, sites=sites))
     assert "its last calls: 12 x train.py:23 in step" in text, text
     calls = [dataclasses.replace(s, channel=c) for s in steps(6) for c in (1, 2, 3)]
-    text = short(diagnose(job(calls, calls, sites={0: sites[0] + other}).snapshot(gone)))
+    text = short(diagnosed(calls, calls, exits=gone, sites={0: sites[0] + other}))
     assert "6 x (2 x train.py:23 in step, train.py:44 in step)" in text, text
 
 
 def test_nothing_wrong() -> None:
     exits = {0: Exit(exit_code=0), 1: Exit(exit_code=0)}
-    assert headline(diagnose(job(steps(3), steps(3)).snapshot(exits))) == (
+    assert headline(diagnosed(steps(3), steps(3), exits=exits)) == (
         "nothing is wrong: 2 processes ended"
     )
 
