@@ -18,22 +18,22 @@ class Client:
     """A key-value store of one process."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self.said: dict[str, str] = {}
         self._change = threading.Condition()
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         with self._change:
-            if key in self._said and not allow_overwrite:
+            if key in self.said and not allow_overwrite:
                 raise RuntimeError(f"ALREADY_EXISTS: {key}")
-            self._said[key] = value
+            self.said[key] = value
             self._change.notify_all()
 
     def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
         with self._change:
-            return [(key, text) for key, text in self._said.items() if key.startswith(prefix)]
+            return [(key, text) for key, text in self.said.items() if key.startswith(prefix)]
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
         with self._change:
-            if not self._change.wait_for(lambda: key in self._said, milliseconds / 1000):
+            if not self._change.wait_for(lambda: key in self.said, milliseconds / 1000):
                 raise RuntimeError(f"DEADLINE_EXCEEDED: GetKeyValue() timed out with key: {key}")
-            return self._said[key]
+            return self.said[key]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_job import Client
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.job.kv_store import Store
 from lockstep.programs.compilations import Program
@@ -18,33 +18,18 @@ OWNER = {0: 0, 2048: 1, 4096: 2}
 CLIQUE = 7
 
 
-class Kept:
-    """A store of one process's memory."""
-
-    def __init__(self) -> None:
-        self.all: dict[str, Any] = {}
-
-    def put(self, name: str, value: Any, overwrite: bool = False) -> None:
-        assert overwrite
-        self.all[name] = value
-
-    def values(self, folder: str) -> dict[str, Any]:
-        there = {n: v for n, v in self.all.items() if n.startswith(f"{folder}/")}
-        return {name.removeprefix(f"{folder}/"): value for name, value in there.items()}
-
-
 @dataclasses.dataclass
 class Process:
     """One process, and what it launches."""
 
     number: int
-    store: Kept
+    store: Store
     members: tuple[int, ...] = tuple(OWNER)
     executables: dict[int, str] = dataclasses.field(default_factory=dict)
     """What the compiler has made of a program, by its run id."""
 
     def __post_init__(self) -> None:
-        self.launches = Launches(cast(Store, self.store), self.number, OWNER, self.programs)
+        self.launches = Launches(self.store, self.number, OWNER, self.programs)
         self.entries: list[Entry] = []
         self.first = 0
 
@@ -77,7 +62,7 @@ class Process:
 
 
 def two() -> tuple[Process, Process]:
-    store = Kept()
+    store = Store(Client())
     return Process(0, store), Process(1, store)
 
 
@@ -118,7 +103,7 @@ def test_a_launch_that_is_not_known_differs_from_none() -> None:
 
 
 def test_programs_of_some_processes_are_compared_with_the_first_of_them() -> None:
-    store = Kept()
+    store = Store(Client())
     second, third = (Process(number, store, (2048, 4096)) for number in (1, 2))
     second.launch(5)
     third.launch(6)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fake_job import Client
+from lockstep.job.kv_store import Store
 from lockstep.programs.compilations import Program
 from lockstep.watchdog import program_equality
 from lockstep.watchdog.program_equality import Comparison, poll
@@ -29,20 +31,6 @@ def test_without_time_it_is_looked_for_once() -> None:
     assert poll(lambda: None, lambda: None, 0) is None
 
 
-class Shared:
-    """The key-value store of a job."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, Any] = {}
-
-    def put(self, key: str, value: Any, overwrite: bool = False) -> None:
-        self.held[key] = value
-
-    def values(self, prefix: str) -> dict[str, Any]:
-        begin = f"{prefix}/"
-        return {k.removeprefix(begin): v for k, v in self.held.items() if k.startswith(begin)}
-
-
 @dataclasses.dataclass
 class OneCore:
     cpus: tuple[int, ...] = (0,)
@@ -57,7 +45,7 @@ def test_a_program_that_was_not_found_is_neither_the_same_nor_another(
     there: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.programs.modules.publish", lambda store: None)
-    store: Any = Shared()
+    store = Store(Client())
     peers: Any = [OneCore(), OneCore()]
     one, other = (Comparison(store, peers, process) for process in (0, 1))
     one.publish({100: NOTHING}, {100: []})
@@ -85,7 +73,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
         "lockstep.programs.modules.explain",
         lambda _, found: {p: (one.digest, one.devices) for p, one in found.items()},
     )
-    store: Any = Shared()
+    store = Store(Client())
     peers: Any = [OneCore()] * 3
     return [Comparison(store, peers, process) for process in range(3)]
 

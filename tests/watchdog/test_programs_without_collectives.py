@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from fake_job import Client
 from lockstep import _jax_compat
+from lockstep.job.kv_store import Store
 from lockstep.programs import compilations, modules
 from lockstep.programs.compilations import Program
 from lockstep.watchdog import without_collectives
@@ -44,24 +46,12 @@ def test_the_program_that_not_all_have_is_that_of_a_process() -> None:
     assert of_each({0: [C], 1: [C, B]}) == {0: C, 1: B}
 
 
-class Store:
-    """JAX's store, of one process."""
-
-    def __init__(self) -> None:
-        self.at: dict[str, Any] = {}
-
-    def put(self, name: str, value: Any, overwrite: bool = False) -> None:
-        self.at[name] = value
-
-    def values(self, folder: str) -> dict[str, Any]:
-        return {n[len(folder) + 1 :]: v for n, v in self.at.items() if n.startswith(f"{folder}/")}
-
-
 class Job:
     """Three processes that compile programs, each of which looks when it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        store: Any = Store()
+        self.client = Client()
+        store = Store(self.client)
         self._queue: list[Any] = []
         texts = {b"with": "all-reduce"}
         self._compared = [
@@ -143,8 +133,7 @@ def test_the_others_are_looked_at_less_often_after_a_while(
 
 def test_nothing_is_published_where_nothing_is_new(job: Job) -> None:
     job.looks(1, "two")
-    store: Any = job._compared[1]._store
-    store.at.clear()
+    job.client.said.clear()
     job.looks(1, "+sum")
     job.looks(1)
-    assert not store.at
+    assert not job.client.said

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +17,22 @@ from support import assert_unsaid
 
 def peer(process: int, host: str) -> Peer:
     return Peer(process=process, pid=100 + process, host_id=host, host_name=host, cpus=(0,))
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[int, socket.socket, socket.socket]]:
+    """A port of this machine, and both ends of a connection to it."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as one,
+        listening.accept()[0] as other,
+    ):
+        yield listening.getsockname()[1], one, other
+
+
+def between(port: int, here: str, there: str) -> Listeners:
+    """Of process 0, which listens at ``here``, and process 1 of another host at ``there``."""
+    return Listeners(0, [(peer(0, "a"), [(here, port)]), (peer(1, "b"), [(there, 1)])])
 
 
 def test_the_others_hosts_by_address() -> None:
@@ -29,29 +47,16 @@ def test_the_others_hosts_by_address() -> None:
 
 
 def test_only_connections_of_collectives_are_touched() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as gloo,
-        socket.create_server(("127.0.0.1", 0)) as outsider,
-        socket.create_connection(gloo.getsockname()) as one,
-        gloo.accept()[0] as other,
-        socket.create_connection(outsider.getsockname()),
-        outsider.accept()[0],
-    ):
-        here, there = [("127.0.0.1", gloo.getsockname()[1])], [("127.0.0.2", 1)]
-        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+    with connected() as (port, one, other), connected():
+        listeners = between(port, "127.0.0.1", "127.0.0.2")
         found = {each.fileno() for each in listeners.connections()}
         assert found == {one.fileno(), other.fileno()}
 
 
 def test_a_connection_from_outside_is_no_host() -> None:
     """A connection to gloo's port on which nothing was sent."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as gloo,
-        socket.create_connection(gloo.getsockname()) as one,
-        gloo.accept()[0] as other,
-    ):
-        here, there = [("127.0.0.3", gloo.getsockname()[1])], [("127.0.0.2", 1)]
-        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+    with connected() as (port, one, other):
+        listeners = between(port, "127.0.0.3", "127.0.0.2")
         assert listeners.silence(30.0) == {}
         other.sendall(b"hello")
         one.recv(5)
@@ -60,14 +65,8 @@ def test_a_connection_from_outside_is_no_host() -> None:
 
 
 def test_connections_end_also_when_they_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as gloo,
-        socket.create_connection(gloo.getsockname()) as one,
-        gloo.accept()[0],
-        open(os.devnull) as closed,
-    ):
-        here, there = [("127.0.0.3", gloo.getsockname()[1])], [("127.0.0.1", 1)]
-        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+    with connected() as (port, one, _), open(os.devnull) as closed:
+        listeners = between(port, "127.0.0.3", "127.0.0.1")
         monkeypatch.setattr(listeners, "silence", lambda limit: {"127.0.0.1": 31.0})
         monkeypatch.setattr(sys, "stderr", closed)  # not open for writing
         HostMonitor(listeners, peer(0, "a"), "key", 100.0)._scan()
@@ -78,13 +77,8 @@ def test_connections_end_also_when_they_are_not_read(monkeypatch: pytest.MonkeyP
 def test_the_engine_is_failed_with_the_words_before_its_connections_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as engine,
-        socket.create_connection(engine.getsockname()) as one,
-        engine.accept()[0],
-    ):
-        here, there = [("127.0.0.3", engine.getsockname()[1])], [("127.0.0.1", 1)]
-        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+    with connected() as (port, one, _):
+        listeners = between(port, "127.0.0.3", "127.0.0.1")
         monkeypatch.setattr(listeners, "silence", lambda limit: {"127.0.0.1": 31.0})
         one.setblocking(False)
         failed = []
