@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import textwrap
+from pathlib import Path
 
 import jax
 import pytest
 
 from lanes import sample
 from lockstep import _jax_compat
-from processes import python
+from processes import python, write_key
 from support import Result, run_lockstep
 
 HIDE = """
@@ -37,6 +38,7 @@ def after_import():
     from jax._src import clusters, distributed, xla_bridge
 __BREAKS__
     put_in()
+__MENDS__
 finder._callback = after_import
 """
 SUM = """
@@ -52,15 +54,27 @@ BARE = "jax.distributed.initialize()"
 NEW = "jax.__version__ = '0.99.0'"
 
 
-def run(breaks: str, *options: str, initialize: str = BARE, status: int = 0, **env: str) -> Result:
+def broken(breaks: str, mends: str = "") -> str:
+    """Imports lockstep, whose hooks find a jax that is changed; ``mends`` comes after them."""
     head = BREAKING.replace("__BREAKS__", textwrap.indent(breaks, "    "))
-    source = head + SUM.replace("__INITIALIZE__", initialize)
-    return run_lockstep(list(options), source, n=2, timeout=100, env=env, expect_status=status)
+    return head.replace("__MENDS__", textwrap.indent(mends, "    "))
+
+
+def run(breaks: str, *options: str, initialize: str = BARE, status: int = 0, **env: str) -> Result:
+    source = broken(breaks) + SUM.replace("__INITIALIZE__", initialize)
+    return run_lockstep(list(options), source, timeout=100, env=env, expect_status=status)
 
 
 def hooks_reported(result: Result) -> list[str]:
     lines = [line for lines in result.stderr_by_process.values() for line in lines]
     return [line for line in lines if line.startswith('lockstep: the hook "')]
+
+
+def hooks_lost(breaks: str, *options: str, sums: str = "sum 2.0 mpi", **more) -> list[str]:
+    """What is said of hooks in a job that computes all the same."""
+    result = run(breaks, *options, **more)
+    assert all(sums in result.by_process[i] for i in (0, 1)), result
+    return hooks_reported(result)
 
 
 CASES = {
@@ -103,9 +117,7 @@ NEEDS_OURS = ("cluster detection", "after the import of jax")
 def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     breaks, lost, collectives = CASES[hook]
     initialize = "lockstep.initialize()" if hook in NEEDS_OURS else BARE
-    result = run(breaks, initialize=initialize)
-    assert all(f"sum 2.0 {collectives}" in result.by_process[i] for i in (0, 1)), result
-    [line] = hooks_reported(result)
+    [line] = hooks_lost(breaks, sums=f"sum 2.0 {collectives}", initialize=initialize)
     assert line.startswith(f'lockstep: the hook "{hook}" does not fit jax {jax.__version__} (')
     assert "Lost: " in line
     assert lost in line
@@ -118,18 +130,15 @@ def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     ["hide(xla_bridge, '_backend_factories')", "del distributed.State.coordinator_address"],
 )
 def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) -> None:
-    result = run(breaks)
-    assert all("sum 2.0 gloo" in result.by_process[i] for i in (0, 1)), result
-    [line] = hooks_reported(result)
+    [line] = hooks_lost(breaks, sums="sum 2.0 gloo")
     assert 'the hook "collectives" does not fit' in line
     assert "Lost: the engine; collectives run on gloo." in line
 
 
 @pytest.mark.full
 def test_gloo_runs_without_what_looks_after_its_hosts() -> None:
-    result = run("hide(xla_bridge, '_backend_factories')", "--collectives", "gloo")
-    assert all("sum 2.0 gloo" in result.by_process[i] for i in (0, 1)), result
-    [line] = hooks_reported(result)
+    hides = "hide(xla_bridge, '_backend_factories')"
+    [line] = hooks_lost(hides, "--collectives", "gloo", sums="sum 2.0 gloo")
     assert 'the hook "CPU client" does not fit' in line
 
 
@@ -155,10 +164,8 @@ state.initialize = initialize
     ],
 )
 def test_what_fails_later_than_at_the_import_is_one_line_too(hook: str, breaks: str) -> None:
-    result = run(breaks)
-    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
     # A signature of `initialize` that is not known is lost for the detection of clusters, too.
-    [line] = [one for one in hooks_reported(result) if f'"{hook}"' in one]
+    [line] = [one for one in hooks_lost(breaks) if f'"{hook}"' in one]
     assert f'the hook "{hook}" does not fit' in line
 
 
@@ -175,9 +182,7 @@ assert ours.get_coordinator_address(60, None, new=1)
 assert xla_bridge.backends(new=1)["cpu"].process_index() == jax.process_index()
 """
     breaks = "make = xla_bridge.backends\nxla_bridge.backends = lambda *_, **__: make()"
-    result = run(breaks, initialize=BARE + further)
-    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
-    assert hooks_reported(result) == []
+    assert hooks_lost(breaks, initialize=BARE + further) == []
 
 
 @pytest.mark.full
@@ -185,7 +190,7 @@ def test_errors_that_wait_for_jax_s_devices_are_lost_with_a_line() -> None:
     """Of a wrong setting, and of an import that came too late in a child."""
     late = "sys.modules['__mp_main__'] = types.ModuleType('__mp_main__')"
     hides = "from jax._src import xla_bridge\nhide(xla_bridge, 'backends')"
-    wrong = BREAKING.replace("__BREAKS__", textwrap.indent(hides, "    ")) + "import jax\n"
+    wrong = broken(hides) + "import jax\n"
     too_late = f"{HIDE}\n{late}\nimport jax\n{hides}\nimport lockstep\n"
     for source, env in ((wrong, {"LOCKSTEP_COLLECTIVES": "nccl"}), (too_late, {})):
         ended = python(f"{source}print(jax.devices()[0].platform)", env=env)
@@ -193,17 +198,17 @@ def test_errors_that_wait_for_jax_s_devices_are_lost_with_a_line() -> None:
         assert 'lockstep: the hook "backends" does not fit jax' in ended.stderr
 
 
+NO_EXECUTIONS = """
+pxla = importlib.import_module('jax._src.interpreters.pxla')
+hide(pxla, 'ExecuteReplicated')
+"""
 NO_BACKENDS = "hide(xla_bridge, 'backends')"
 NO_REPORT = "lockstep._jax_compat.report_version = None"
 
 
 @sample("also", ["", NO_BACKENDS, NO_REPORT], 0)
-def test_with_a_key_nothing_goes_over_gloo(
-    tmp_path_factory: pytest.TempPathFactory, also: str
-) -> None:
-    key = tmp_path_factory.mktemp("key") / "key"
-    key.write_bytes(bytes(range(32)))
-    key.chmod(0o600)
+def test_with_a_key_nothing_goes_over_gloo(tmp_path: Path, also: str) -> None:
+    key = write_key(tmp_path / "key")
     breaks = f"del jaxlib._jax.make_mpi_collectives\n{also}"
     result = run(breaks, status=1, LOCKSTEP_KEY_FILE=str(key))
     if also == NO_BACKENDS:  # what would have said so is missing too
@@ -218,22 +223,17 @@ def test_with_a_key_nothing_goes_over_gloo(
 def test_float16_is_lost_where_the_pass_cannot_be_registered() -> None:
     if not _jax_compat.has_passes():
         pytest.skip("this jax has no place for a pass: tests/hlo/test_float16_pass.py")
-    result = run(
+    [line] = hooks_lost(
         "from lockstep._jax_compat import programs\n"
         "found = next(filter(importlib.util.find_spec, programs._PASSES))\n"
         "hide(importlib.import_module(found), 'register_hlo_module_transformation')"
     )
-    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
-    [line] = hooks_reported(result)
     assert 'the hook "float16 pass"' in line
 
 
 @pytest.mark.full
 def test_strict_runs_where_executions_cannot_be_noted() -> None:
-    breaks = "pxla = importlib.import_module('jax._src.interpreters.pxla')\n"
-    result = run(breaks + "hide(pxla, 'ExecuteReplicated')", "-d", "2", "--strict")
-    assert all("sum 4.0 mpi" in result.by_process[i] for i in (0, 1)), result
-    [line] = hooks_reported(result)
+    [line] = hooks_lost(NO_EXECUTIONS, "-d", "2", "--strict", sums="sum 4.0 mpi")
     assert 'the hook "executions of programs"' in line
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from jax_compat.test_hooks import broken
 from processes import python
 
 PROGRAM = """
-import importlib, lockstep
-{before}
+import lockstep
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -25,25 +25,13 @@ except Exception as error:
     print(type(error).__name__, str(error)[:34])
     print([note for note in error.__notes__ if note.startswith("lockstep")])
 """
-REMOVED = """
-finder = next(
-    f for f in __import__("sys").meta_path if type(f).__module__ == "lockstep._jax_compat.importing"
-)
-put_in = finder._callback
-def after_import():
-    core = importlib.import_module("jax._src.core")
-    error = core.ShardingTypeError
-    del core.ShardingTypeError
-    put_in()
-    core.ShardingTypeError = error
-finder._callback = after_import
-"""
+REMOVED = broken("hide(importlib.import_module('jax._src.core'), 'ShardingTypeError')")
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
 
 @pytest.mark.full
 def test_the_error_of_an_ambiguous_sharding_says_what_to_do() -> None:
-    ended = python(PROGRAM.format(before=""), env=TWO)
+    ended = python(PROGRAM, env=TWO)
     assert ended.status == 0, ended
     shape, error, note = ended.stdout.splitlines()
     assert shape == "(4, 4)"
@@ -55,7 +43,7 @@ def test_the_error_of_an_ambiguous_sharding_says_what_to_do() -> None:
 
 @pytest.mark.full
 def test_the_hook_is_left_out_where_jax_has_changed() -> None:
-    ended = python(PROGRAM.format(before=REMOVED), env=TWO)
+    ended = python(REMOVED + PROGRAM, env=TWO)
     assert ended.status == 0, ended
     assert ended.stdout.splitlines()[-1] == "[]"
     [line] = [line for line in ended.stderr.splitlines() if "hook" in line]

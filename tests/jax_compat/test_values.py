@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from jax_compat.test_hooks import broken
 from processes import python
 
-REMOVED = """
-import importlib, lockstep
-finder = next(
-    f for f in __import__("sys").meta_path if type(f).__module__ == "lockstep._jax_compat.importing"
+REMOVED = broken(
+    "arrays = importlib.import_module('jax._src.array')\n"
+    "value = arrays.ArrayImpl._value\n"
+    "arrays.ArrayImpl._value = None",  # as in a jax that reads values in another way
+    "arrays.ArrayImpl._value = value",
 )
-put_in = finder._callback
-def after_import():
-    arrays = importlib.import_module("jax._src.array")
-    value = arrays.ArrayImpl._value
-    arrays.ArrayImpl._value = None  # as in a jax that reads values in another way
-    put_in()
-    arrays.ArrayImpl._value = value
-finder._callback = after_import
-import jax, numpy as np
-print(np.asarray(jax.numpy.arange(3)).tolist())
-"""
+READ = "import jax, numpy as np\nprint(np.asarray(jax.numpy.arange(3)).tolist())"
 
 
 @pytest.mark.full
 def test_the_hook_is_left_out_where_jax_has_changed() -> None:
-    ended = python(REMOVED)
+    ended = python(REMOVED + READ)
     assert (ended.status, ended.stdout) == (0, "[0, 1, 2]\n"), ended
     [line] = [line for line in ended.stderr.splitlines() if "hook" in line]
     assert 'the hook "values of arrays" does not fit jax' in line

@@ -74,7 +74,7 @@ print("compared", counting.calls, flush=True)
 
 
 def run(program: str, *options: str) -> Result:
-    result = run_lockstep(list(options), COUNTED + program, n=2, d=2, timeout=200)
+    result = run_lockstep(list(options), COUNTED + program, d=2, timeout=200)
     assert_unsaid("--check-replicas: ", result)
     return result
 

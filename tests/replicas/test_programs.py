@@ -274,8 +274,5 @@ print("done", float(params["b"][0]), flush=True)
 def test_a_jax_without_the_hook_runs_without_the_check() -> None:
     from jax_compat import test_hooks
 
-    breaks = "pxla = importlib.import_module('jax._src.interpreters.pxla')\n"
-    result = test_hooks.run(breaks + "hide(pxla, 'ExecuteReplicated')", "--check-replicas")
-    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
-    [line] = test_hooks.hooks_reported(result)
+    [line] = test_hooks.hooks_lost(test_hooks.NO_EXECUTIONS, "--check-replicas")
     assert 'the hook "arguments of programs"' in line
