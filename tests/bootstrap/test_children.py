@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -119,9 +118,10 @@ def test_children_of_a_process_of_a_job(collectives: str) -> None:
         import jax
         jax.distributed.initialize()
         jax.devices()
-        subprocess.run([sys.executable, "-c", {textwrap.dedent(STOCK)!r}], check=True, timeout=50)
+        subprocess.run([sys.executable, "-c", {STOCK!r}], check=True, timeout=50)
         """
-    result = run_lockstep(["--collectives", collectives], textwrap.dedent(program), timeout=90)
+    options = ["--collectives", collectives]
+    result = run_lockstep(options, program, timeout=90, forked=True)
     for lines in result.by_process.values():
         assert [line for line in lines if "Gloo" not in line] == ["gloo 2.0"], result
 

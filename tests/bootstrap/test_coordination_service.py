@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from lockstep.bootstrap import service_loss
 from lockstep.job import current_job
 from lockstep.system import tcp_ports
 from of_this_jax import VERSION
-from processes import free_port, python
+from processes import free_port, python, write_key
 from support import run_lockstep
 
 HAS_TLS = VERSION >= (0, 11, 2)
@@ -54,10 +53,7 @@ _jax_compat.distributed_client().wait_at_barrier("end", 60_000)
 
 
 def test_the_service_listens_on_loopback_and_refuses_peers_without_the_key(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.touch(0o600)
-    key.write_text(secrets.token_hex(32))
-    env = {"LOCKSTEP_KEY_FILE": str(key)}
+    env = {"LOCKSTEP_KEY_FILE": str(write_key(tmp_path / "key"))}
     result = run_lockstep([], f"HAS_TLS = {HAS_TLS}\n{LISTENS}", env=env, timeout=100, forked=True)
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     for process in (0, 1):
@@ -158,9 +154,7 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
 import jax
 jax.distributed.initialize()
 """
-    result = run_lockstep(
-        ["--start-timeout", "2"], program, timeout=60, expect_status=1, forked=True
-    )
+    result = run_lockstep(["--start-timeout", "2"], program, expect_status=1, forked=True)
     assert "process 1 (which ended (exit code 0)) did not join the job" in str(result), result
 
 
@@ -222,7 +216,7 @@ client = _jax_compat.distributed_client()
 client.key_value_set("left", "behind")
 print(client.blocking_key_value_get("left", 10_000))
 """
-    result = run_lockstep([], program, timeout=60, forked=True)
+    result = run_lockstep([], program, forked=True)
     assert result.by_process[0] == ["listens True"], result
     assert result.by_process[1] == ["listens True", "listens False", "behind"], result
 
@@ -244,7 +238,7 @@ try:
 except lockstep.InitializationError as error:
     print(error)
 """
-    result = run_lockstep([], program, timeout=60, forked=True)
+    result = run_lockstep([], program, forked=True)
     for process in (0, 1):
         assert "has lost JAX's coordination service" in result.by_process[process][0], result
 
@@ -280,7 +274,7 @@ import jax
 jax.distributed.initialize()
 print(len(jax.devices()))
 """
-    result = run_lockstep([], program, timeout=60)
+    result = run_lockstep([], program)
     assert result.by_process == {0: ["3"], 1: ["3"]}
     said = "\n".join(result.stderr_by_process[0])
     assert "warning: the processes of this job differ in local CPU devices" in said, result
