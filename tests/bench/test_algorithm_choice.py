@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from bench.test_report import shown
 from lockstep._errors import ConfigError
-from lockstep.bench import algorithm_choice, session, summary, table
+from lockstep.bench import algorithm_choice, session, summary
 from lockstep.bench.cases import HLO_NAMES, OPS, Case, parse_sizes
 from lockstep.bench.hosts import Hosts
 from lockstep.bench.job import IMPLEMENTATIONS
@@ -64,12 +63,6 @@ def report(
     }
     names = given.get("names", ("lockstep", "gloo"))
     return summary.document(results(link, ranks, len(processes), **given), names, facts)
-
-
-def shown(found: dict[str, Any], width: int = 140) -> str:
-    stream = io.StringIO()
-    table.show(found, Console(file=stream, width=width))
-    return stream.getvalue()
 
 
 def noise(index: int) -> float:

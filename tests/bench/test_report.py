@@ -58,9 +58,9 @@ def report() -> dict[str, Any]:
     return summary.document(results(), NAMES, FACTS)
 
 
-def shown(found: dict[str, Any]) -> str:
+def shown(found: dict[str, Any], width: int = 140) -> str:
     stream = io.StringIO()
-    table.show(found, Console(file=stream, width=140))
+    table.show(found, Console(file=stream, width=width))
     return stream.getvalue()
 
 

@@ -56,7 +56,7 @@ def test_sums_have_the_same_bits_in_every_run() -> None:
         for shard in y.addressable_shards:
             print(hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest())
     """
-    runs = [run_lockstep([], program, n=2, d=2, forked=True).by_process for _ in range(2)]
+    runs = [run_lockstep([], program, d=2, forked=True).by_process for _ in range(2)]
     assert all(len(lines) == 2 for run in runs for lines in run.values())
     assert len({line for run in runs for lines in run.values() for line in lines}) == 1
 

@@ -109,7 +109,7 @@ def test_single_process_programs_compute_the_same_through_the_pass() -> None:
 @sample("types", ["float16", "float8_e4m3fn,bfloat16,float8_e5m2"], 0)
 def test_narrow_types_over_the_engine(types: str) -> None:
     result = run_lockstep(
-        [], PROGRAM, n=2, d=2, timeout=150, program_args=["--dtypes", types], forked=True
+        [], PROGRAM, d=2, timeout=150, program_args=["--dtypes", types], forked=True
     )
     assert result.stdout.count("16 right, 0 with float16") == 2 * len(types.split(",")), result
     assert result.stdout.count("derivatives right") == 2, result
@@ -150,9 +150,7 @@ def test_a_compilation_cache_may_be_shared_with_gloo(
 @pytest.mark.slow
 @pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_every_narrow_type_is_right_with_gloo_and_with_the_engine(collectives: str) -> None:
-    result = run_lockstep(
-        ["--collectives", collectives], PROGRAM, n=2, d=2, timeout=280, forked=True
-    )
+    result = run_lockstep(["--collectives", collectives], PROGRAM, d=2, timeout=280, forked=True)
     assert result.stdout.count("16 right") == 2 * 9, result
     assert result.stdout.count("derivatives right") == 2, result
 
@@ -172,6 +170,6 @@ total = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P(), o
 jax.block_until_ready(jax.jit(total)(jnp.ones(3, jnp.float16)))
 """
     )
-    result = run_lockstep([], program, n=2, timeout=100, expect_status=1, forked=True)
+    result = run_lockstep([], program, timeout=100, expect_status=1, forked=True)
     assert "Unsupported primitive type" in result.stderr, result
     assert "from jax 0.10.2 on Lockstep makes them work" in result.stderr, result

@@ -56,7 +56,7 @@ def test_under_the_mpis_own_launcher() -> None:
 def test_several_devices_in_a_process_are_refused() -> None:
     # `-d 2` is refused before anything starts.
     two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    result = run_lockstep(["--collectives", "mpi"], FIVE, n=2, env=two, expect_status=1)
+    result = run_lockstep(["--collectives", "mpi"], FIVE, env=two, expect_status=1)
     assert "2 CPU devices in this process, but --collectives mpi takes one" in result.stderr
     assert "-n N -d 1" in result.stderr
 
@@ -74,7 +74,7 @@ def test_an_mpi_that_knows_of_fewer_processes_is_refused() -> None:
         except RuntimeError as error:
             print(error)
         """
-    result = run_lockstep(["--collectives", "mpi"], program, n=2)
+    result = run_lockstep(["--collectives", "mpi"], program)
     for process in range(2):
         [said] = result.by_process[process]
         assert f"process {process} of 2: MPI did not start" in said
@@ -124,7 +124,7 @@ def test_a_process_that_fails_ends_the_job_and_leaves_no_shared_memory(
         multihost_utils.sync_global_devices("one is missing")
         """
     before = set(os.listdir("/dev/shm"))
-    result = run_lockstep(["--collectives", "mpi"], program, n=2, d=1, expect_status=status)
+    result = run_lockstep(["--collectives", "mpi"], program, d=1, expect_status=status)
     assert "process 1 of 2 failed first" in result.said_by_launcher
     assert not {x for x in set(os.listdir("/dev/shm")) - before if x.startswith("mpich")}
 

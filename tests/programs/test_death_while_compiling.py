@@ -55,7 +55,7 @@ print("value", float(step(x)), flush=True)
 
 def job(folder: Path, word: str, status: int | None) -> Result:
     args = [str(folder), word]
-    return run_lockstep([], PROGRAM, n=2, d=1, timeout=150, program_args=args, expect_status=status)
+    return run_lockstep([], PROGRAM, d=1, timeout=150, program_args=args, expect_status=status)
 
 
 @pytest.mark.full

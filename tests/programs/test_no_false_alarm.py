@@ -66,7 +66,7 @@ for i in range(3):
 @pytest.mark.parametrize("collectives", ["gloo", "lockstep"])
 def test_programs_on_the_devices_of_one_process(collectives: str) -> None:
     options = ["--collectives", collectives]
-    result = run_lockstep(options, OF_ITS_OWN, n=2, d=2, timeout=120, forked=True)
+    result = run_lockstep(options, OF_ITS_OWN, d=2, timeout=120, forked=True)
     for process in (0, 1):
         assert result.by_process[process][-3:] == ["8.0"] * 3, result
     assert_nothing_said(result)
@@ -107,7 +107,7 @@ print("right")
 @pytest.mark.full
 def test_a_thread_whose_collectives_stay_in_its_process() -> None:
     """Such programs are on all devices, and a thread may launch them at any time."""
-    result = run_lockstep(GLOO, TWO_THREADS, n=2, d=2, timeout=120, forked=True)
+    result = run_lockstep(GLOO, TWO_THREADS, d=2, timeout=120, forked=True)
     assert result.stdout.count("right") == 2, result
     assert_nothing_said(result)
 
@@ -115,7 +115,7 @@ def test_a_thread_whose_collectives_stay_in_its_process() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("example", EXAMPLES_ALONE)
 def test_an_example(example: str) -> None:
-    result = run_lockstep(GLOO, EXAMPLES / example, n=2, d=4, timeout=200, forked=True)
+    result = run_lockstep(GLOO, EXAMPLES / example, d=4, timeout=200, forked=True)
     for line in LINES[example]:
         assert result.stdout.count(line) == 2, (line, result)
     assert_nothing_said(result)
@@ -135,7 +135,7 @@ def test_an_example_that_is_started_again(
     options = [*GLOO, "--max-restarts", "1"]
     given = ["--folder", str(tmp_path), *arguments]
     result = run_lockstep(
-        options, EXAMPLES / example, n=2, d=2, program_args=given, timeout=240, forked=True
+        options, EXAMPLES / example, d=2, program_args=given, timeout=240, forked=True
     )
     for line in LINES[example]:
         assert result.stdout.count(line) == 2, (line, result)
@@ -146,9 +146,7 @@ def test_an_example_that_is_started_again(
 @needs_float16_pass
 def test_narrow_types() -> None:
     given = ["--dtypes", "float16,bfloat16,float8_e4m3fn"]
-    result = run_lockstep(
-        GLOO, LOW_PRECISION, n=2, d=2, program_args=given, timeout=200, forked=True
-    )
+    result = run_lockstep(GLOO, LOW_PRECISION, d=2, program_args=given, timeout=200, forked=True)
     assert result.stdout.count("derivatives right") == 2, result
     assert_nothing_said(result)
 
@@ -181,7 +179,6 @@ def test_a_suite_under_auto_init(tmp_path: Path) -> None:
     result = run_lockstep(
         [*GLOO, "--auto-init"],
         Path("-m"),
-        n=2,
         d=2,
         program_args=["pytest", str(folder)],
         timeout=120,

@@ -169,7 +169,7 @@ WAIT = 'while str(os.listdir(os.environ["TMPDIR"])).count("told") < 2: time.slee
 def test_a_process_that_comes_after_the_others_gave_up_is_told_so() -> None:
     late = f'{WAIT}\n        lockstep.barrier("checkpoint", timeout=5)'
     program = START + MISSING.format(elsewhere=late, timeout=1)
-    result = run_lockstep([], program, n=3, timeout=60, expect_status=1, forked=True)
+    result = run_lockstep([], program, n=3, expect_status=1, forked=True)
     assert "MissingProcessError: barrier('checkpoint')" in result.stderr
     assert "process 1 of 3 failed first" in result.said_by_launcher
 
@@ -185,9 +185,7 @@ def test_a_process_that_comes_after_the_others_gave_up_is_told_so() -> None:
 )
 def test_a_barrier_ends_as_soon_as_a_missing_process_has_ended(end: str, manner: str) -> None:
     program = START + MISSING.format(elsewhere=end, timeout=200)
-    result = run_lockstep(
-        ["--grace", "60"], program, n=3, timeout=60, expect_status=None, forked=True
-    )
+    result = run_lockstep(["--grace", "60"], program, n=3, expect_status=None, forked=True)
     for process in (0, 2):
         text = "\n".join(result.by_process[process])
         first = text.partition("\n")[0]

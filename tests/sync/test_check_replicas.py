@@ -238,9 +238,7 @@ def test_a_process_that_has_ended_ends_the_wait() -> None:
     except Exception as error:
         print(type(error).__name__, error)
     """
-    result = run_lockstep(
-        ["--grace", "30"], program, n=2, d=1, timeout=60, expect_status=3, forked=True
-    )
+    result = run_lockstep(["--grace", "30"], program, d=1, expect_status=3, forked=True)
     assert any("MissingProcessError" in line for line in result.by_process[0]), result
 
 

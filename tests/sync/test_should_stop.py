@@ -31,7 +31,7 @@ ITSELF = "if jax.process_index() == 1: os.kill(os.getpid(), signal.SIGTERM)"
 @sample("collectives", ["lockstep", "gloo"], 0)
 def test_all_stop_at_the_step_that_none_has_begun(collectives: str) -> None:
     options = ["--collectives", collectives]
-    result = run_lockstep(options, PROGRAM.format(at_5=ITSELF), n=3, timeout=60, forked=True)
+    result = run_lockstep(options, PROGRAM.format(at_5=ITSELF), n=3, forked=True)
     [told] = {tuple(lines) for lines in result.by_process.values()}
     [(word, step, stays)] = [line.split() for line in told]
     assert (word, stays) == ("stopped", "True")
@@ -56,5 +56,5 @@ def test_a_process_without_a_job_is_never_told() -> None:
 def test_a_program_that_has_disabled_the_service_is_told_so() -> None:
     program = PROGRAM.format(at_5="pass")
     environ = {"JAX_ENABLE_PREEMPTION_SERVICE": "false"}
-    result = run_lockstep([], program, timeout=60, env=environ, expect_status=1, forked=True)
+    result = run_lockstep([], program, env=environ, expect_status=1, forked=True)
     assert "ConfigError: JAX's preemption service" in result.stderr

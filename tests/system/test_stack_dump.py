@@ -194,7 +194,7 @@ def the_line_that_waits():
     print(stack_dump.request(os.getpid(), _run_files.process_dir(run, 0, me) / stack_dump.FILE, 10))
 the_line_that_waits()
 """
-    result = run_lockstep([], program, timeout=60)
+    result = run_lockstep([], program, forked=True)
     for process in range(2):
         text = "\n".join(result.by_process[process])
         assert "in the_line_that_waits" in text
