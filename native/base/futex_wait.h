@@ -26,12 +26,15 @@ inline constexpr std::uint32_t kFirstNumber = LOCKSTEP_FIRST_NUMBER;
 struct alignas(64) Counter {
   std::atomic<std::uint32_t> steps{0};
   std::atomic<std::uint32_t> sleepers{0};
+  std::atomic<std::uint32_t> core{0};  // of the last writer, and 1; 0: not known
 
   std::uint32_t load() const { return kFirstNumber + steps.load(std::memory_order_acquire); }
   bool reached(std::uint32_t target) const {
     return static_cast<std::int32_t>(load() - target) >= 0;
   }
   void advance();
+  // Whether the last writer was then on the core of the calling thread.
+  bool was_advanced_here() const;
 };
 static_assert(sizeof(Counter) == 64);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -79,7 +82,7 @@ inline constexpr std::chrono::milliseconds kLongWait{100};
 struct WaitLimits {
   const std::atomic<std::uint32_t>* abort;  // non-zero once the job has failed
   Deadline deadline;
-  std::chrono::nanoseconds spin;    // before sleeping; zero where ranks outnumber cores
+  std::chrono::nanoseconds spin;    // at most, before sleeping; zero where ranks outnumber cores
   const WakeUp* wake_up = nullptr;  // notified while the wait is a long one
   // Becomes non-zero once the peer that is waited for will do nothing any more; null where that is
   // not known.
