@@ -35,6 +35,7 @@ JOBS: dict[str, dict[str, str]] = {
 }
 COUNTERS = {"received": 0, "packets_received": 1, "sent": 8, "packets_sent": 9}
 """Columns of /proc/net/dev."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,11 +244,55 @@ class Layouts:
         self.links.close()
 
 
+def _cpu_groups() -> tuple[Path, Path]:
+    """The root of the control groups that share out cores, and the group of this process."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    name = "cpu" if "cpu" in paths else ""
+    root = CONTROL_GROUPS / name
+    return root, root / paths[name].lstrip("/")
+
+
+@contextlib.contextmanager
+def in_one_group() -> Iterator[None]:
+    """Processes that start meanwhile are in one control group, as if they had one session.
+
+    The hosts share the cores of this machine, and each process of a job has a session. Linux yields
+    a core only within a control group and, outside of all, within a session (autogroup). So a rank
+    that waits for one of another host would keep the core from it.
+    """
+    made = None
+    try:
+        root, before = _cpu_groups()
+        made = root / f"lockstep-benchmark-{os.getpid()}"
+        made.mkdir()
+        if not (made / "cpu.weight").exists() and not (made / "cpu.shares").exists():
+            raise OSError("the control group does not share out cores")
+        (made / "cgroup.procs").write_text(str(os.getpid()))
+    except (OSError, KeyError) as error:
+        print(
+            f"no control group for the benchmark ({error}): with more processes than cores, a "
+            "wait may take its core from the process that it waits for",
+            file=sys.stderr,
+        )
+        if made is not None and made.exists():
+            made.rmdir()
+        yield
+        return
+    try:
+        yield
+    finally:
+        (before / "cgroup.procs").write_text(str(os.getpid()))
+        with contextlib.suppress(OSError):  # a process that has just been killed may be in it
+            made.rmdir()
+
+
 @contextlib.contextmanager
 def on_hosts(layout: Layout, options: argparse.Namespace) -> Iterator[Layouts]:
     sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
     some_hosts = importlib.import_module("hosts").some_hosts
     with (
+        in_one_group(),
         tempfile.TemporaryDirectory(prefix="between-hosts-") as folder,
         some_hosts(Path(folder), layout.hosts) as hosts,
     ):
