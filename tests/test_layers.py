@@ -33,7 +33,7 @@ FLOORS: tuple[set[str], ...] = (
     {"hlo"},
     {"callsites", "engine", "system"},
     {"flight_recorder", "job"},
-    {"_jax_compat", "_config", "_errors", "_finding", "_run_files", "_words"},
+    {"_jax_compat", "_config", "_errors", "_finding", "_run_files", "_stderr", "_words"},
 )
 """From the top down: a folder or file of the package imports from itself and from lower floors.
 

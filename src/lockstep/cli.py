@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from lockstep import __version__
 from lockstep._errors import ConfigError, LockstepError
+from lockstep._stderr import complain
 
 _DESCRIPTION = "Runs one JAX program on many processes."
 _EXAMPLES = """\
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(words)
         return args.func(args)
     except LockstepError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 
 from lockstep import _config
 from lockstep._errors import ConfigError
 from lockstep._jax_compat import versions
+from lockstep._stderr import complain
 
 _in: set[str] = set()
 
@@ -37,7 +37,7 @@ def report(hook: str, lost: str, error: BaseException | str) -> None:
     why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     version = versions.jax_version() or versions.jaxlib_version_on_disk() or "?"
     _print(
-        f'lockstep: the hook "{hook}" does not fit jax {version} '
+        f'the hook "{hook}" does not fit jax {version} '
         f"({' '.join(why.split())}). Lost: {lost} {_what_to_type()}"
     )
 
@@ -61,7 +61,7 @@ def is_in(hook: str) -> bool:
 def report_version() -> None:
     """Prints one line if jax is newer than every tested version, or has a known problem."""
     if note := versions.untested_note() or versions.known_problem():
-        _print(f"lockstep: {note}.")
+        _print(f"{note}.")
 
 
 def _what_to_type() -> str:
@@ -74,5 +74,4 @@ def _print(line: str) -> None:
     with contextlib.suppress(ConfigError):
         if _config.current().process_id not in (None, 0):
             return  # all processes of a job have the same jax
-    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-        print(line, file=sys.stderr, flush=True)
+    complain(line)

@@ -13,6 +13,7 @@ from typing import Any
 import lockstep
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import DisagreementError
+from lockstep._stderr import complain
 from lockstep.bootstrap import config_check, startup_liveness
 from lockstep.engine import bindings
 from lockstep.job import current_job, kv_store
@@ -75,11 +76,9 @@ def _print_differences(facts: Sequence[config_check.Settings]) -> None:
     try:
         config_check.check([str(process) for process in range(len(facts))], facts)
     except DisagreementError as error:
-        print(
-            f"lockstep: warning: {error} With different numbers of devices jax.pmap fails by an "
-            "AssertionError without a text.",
-            file=sys.stderr,
-            flush=True,
+        complain(
+            f"warning: {error} With different numbers of devices jax.pmap fails by an "
+            "AssertionError without a text."
         )
         config = _config.current()
         if config.run_dir is not None:
@@ -143,11 +142,10 @@ def _hash_seed() -> str:
 def _warn_of_random_hashes() -> None:
     process, count = _jax_compat.distributed_place()
     if count > 1 and process == 0 and _hash_seed() == "random":
-        print(
-            "lockstep: warning: each process iterates over a set of strings in another order, and "
+        complain(
+            "warning: each process iterates over a set of strings in another order, and "
             "collectives in such a loop would mix up their arrays. Set PYTHONHASHSEED=0 for all "
-            "processes before Python starts, as `lockstep run` and `lockstep worker` do.",
-            file=sys.stderr,
+            "processes before Python starts, as `lockstep run` and `lockstep worker` do."
         )
 
 

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import InitializationError
+from lockstep._stderr import complain
 from lockstep._words import processes
 from lockstep.bootstrap import certificates
 from lockstep.system import fd_limit, signal_pipe, tcp_info, tcp_ports
@@ -103,10 +104,9 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
     except (OSError, TypeError, ValueError):
         outside = None
     if outside is None:
-        print(
-            "lockstep: JAX's coordination service did not start outside process 0 and runs inside: "
-            "should process 0 die, JAX aborts the others at once.",
-            file=sys.stderr,
+        complain(
+            "JAX's coordination service did not start outside process 0 and runs inside: "
+            "should process 0 die, JAX aborts the others at once."
         )
     _current = outside
     return outside

@@ -47,7 +47,7 @@ def _own_network() -> str:
 def gloo_notice(hosts: Sequence[str]) -> str:
     """What process 0 prints where no process has a key."""
     return (
-        f"lockstep: the processes sit on {len(hosts)} hosts ({', '.join(hosts)}) and have no key, "
+        f"the processes sit on {len(hosts)} hosts ({', '.join(hosts)}) and have no key, "
         f"so this run uses gloo. For the engine: make a key file, {job_key.make_key()}, copy it to "
         f"all hosts, and set {job_key.VARIABLE} to its path for all processes."
     )

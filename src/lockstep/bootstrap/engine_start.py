@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import lockstep
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._run_files import RECORDER, process_dir
+from lockstep._stderr import complain
 from lockstep.bootstrap import (
     config_check,
     endpoints,
@@ -175,7 +175,7 @@ def _stay_or_fall_back() -> None:
         peers.check_key_files(roster.peers, roster.process)
         _jax_compat.choose_collectives("gloo")
         if roster.process == 0:
-            print(endpoints.gloo_notice(roster.hosts), file=sys.stderr)
+            complain(endpoints.gloo_notice(roster.hosts))
         return
     config_check.check(
         [str(peer.process) for peer in roster.peers],
@@ -386,7 +386,7 @@ def _own_artifacts(roster: _Roster) -> artifacts.Artifacts:
         return artifacts.Artifacts()
     problem = bindings.recorder_problem()
     if problem:
-        print(f"lockstep: {problem}.", file=sys.stderr)
+        complain(f"{problem}.")
     return artifacts.own(roster.process, bindings.recorder_fd())
 
 

@@ -8,12 +8,12 @@ may compute on its own devices, save, and end without the service.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
+from lockstep._stderr import say
 from lockstep.engine import bindings
 from lockstep.job import current_job
 
@@ -44,8 +44,7 @@ def react(labels: Callable[[int], Sequence[str]]) -> None:
     with contextlib.suppress(Exception):
         if _runs_engine():
             bindings.abort(loss.text)
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        print(loss.text, file=sys.stderr, flush=True)
+    say(loss.text)
 
 
 def raise_if_lost(seconds: float = 0.0) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from lockstep import _jax_compat
 from lockstep._errors import InitializationError
+from lockstep._stderr import complain
 
 _CALLS = ("jax.distributed.initialize", "distributed.initialize", "dist.initialize")
 _CALLS += ("lockstep.initialize",)
@@ -48,7 +49,7 @@ def watch() -> None:
 @functools.cache
 def _warn(path: str) -> None:
     if words := problem(path):
-        print(f"lockstep: {words}", file=sys.stderr, flush=True)
+        complain(words)
 
 
 def problem(path: str) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection
 
 from lockstep._errors import LaunchError
+from lockstep._stderr import complain
 from lockstep._words import counted, processes
 from lockstep.bootstrap import cluster_env
 from lockstep.hosts import host_changes, returning_hosts
@@ -18,7 +19,6 @@ from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.membership import Membership
 from lockstep.hosts.node_range import NodeRange
-from lockstep.processes.console import complain
 from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import port_reservation

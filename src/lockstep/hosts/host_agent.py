@@ -29,6 +29,7 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep._errors import LaunchError, LockstepError
+from lockstep._stderr import complain
 from lockstep.hosts.agent import Agent
 from lockstep.hosts.checks import agent_checks
 from lockstep.hosts.host_attempt import HostAttempt
@@ -46,7 +47,7 @@ def main() -> int:
     try:
         folder = _folder(sys.argv[1:])
     except LockstepError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     return guard.run_guarded(
         lambda lifeline: HostAgent(channel, lifeline, folder).run(), folder, words=guard.OF_A_HOST

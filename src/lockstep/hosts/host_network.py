@@ -7,15 +7,14 @@ and the engine stay out of the agent that way, too.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import NoReturn
 
 from lockstep._config import Config
+from lockstep._stderr import complain
 from lockstep.system import fd_limit, process_tree
 
 
@@ -49,7 +48,6 @@ def _serve(line: socket.socket, run_dir: Path, config: Config) -> NoReturn:
         while True:
             signal.pause()
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            print(f"lockstep: the agent's engine: {error!r}", file=sys.stderr, flush=True)
+        complain(f"the agent's engine: {error!r}")
     finally:
         os._exit(1)

@@ -41,11 +41,11 @@ from types import MappingProxyType
 from typing import Any
 
 from lockstep import _run_files
+from lockstep._stderr import complain
 from lockstep._words import printable
 from lockstep.hosts import agent_messages, joining, lease
 from lockstep.hosts.agent_messages import Ended, Pong, Ready
 from lockstep.hosts.checks import network_probe
-from lockstep.processes.console import complain
 from lockstep.system.channel import Channel, ChannelError
 
 _READY_SECONDS = 10.0

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep._stderr import complain
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host
 from lockstep.hosts.membership import Membership
-from lockstep.processes.console import complain
 from lockstep.processes.job_processes import Loop
 from lockstep.system.channel import Message
 

@@ -16,6 +16,7 @@ from typing import Any
 from lockstep import __version__
 from lockstep._errors import LaunchError
 from lockstep._finding import Finding
+from lockstep._stderr import complain
 from lockstep.hosts import host_changes, lease, starters
 from lockstep.hosts.checks import host_check, preflight
 from lockstep.hosts.checks.request import HostState, Request
@@ -26,7 +27,6 @@ from lockstep.hosts.membership import Membership
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.hosts.returning_hosts import ReturningHosts
-from lockstep.processes.console import complain
 from lockstep.processes.first_failure import not_started
 from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec

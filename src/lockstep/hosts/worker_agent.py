@@ -34,10 +34,10 @@ from typing import NamedTuple
 
 from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
+from lockstep._stderr import complain
 from lockstep.hosts import lease
 from lockstep.hosts.agent import Agent
 from lockstep.hosts.agent_messages import Ended, Ready
-from lockstep.processes.console import complain
 from lockstep.processes.program import GRACE, GRACE_AFTER_SIGTERM, STOPS, Program
 from lockstep.processes.stop_plan import FAILURE
 from lockstep.system import signal_pipe

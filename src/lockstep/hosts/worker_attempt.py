@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, NoReturn
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._errors import RecordError
+from lockstep._stderr import complain
 from lockstep.flight_recorder import format, run_records
 from lockstep.hosts import host_network, lease
 from lockstep.hosts.worker_agent import LOST, WorkerAgent
 from lockstep.processes import failed_runs
-from lockstep.processes.console import complain
 from lockstep.processes.host_dir import HostDir
 from lockstep.processes.program import Program, block_signals
 from lockstep.system import fd_limit, process_tree
@@ -211,8 +211,7 @@ def leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
     if any(ending is None or ending.exit_code != 0 for ending in endings):
         if words := failed_runs.kept(host_dir.path, log_dir):
             where = "" if log_dir else f" (on {platform.node()}, for the processes of that host)"
-            with contextlib.suppress(OSError):
-                print(f"lockstep: {words}{where}", file=sys.stderr, flush=True)
+            complain(f"{words}{where}")
     shutil.rmtree(host_dir.path, ignore_errors=True)
 
 

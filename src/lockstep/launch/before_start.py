@@ -13,11 +13,11 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
+from lockstep._stderr import complain
 from lockstep.bootstrap import mpi_backend
 from lockstep.hosts.relay import Connect
 from lockstep.launch import usage
 from lockstep.processes import failed_runs
-from lockstep.processes.console import complain
 from lockstep.processes.job_spec import overridden_collectives, overridden_devices
 from lockstep.system import oom
 

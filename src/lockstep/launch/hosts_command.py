@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError
+from lockstep._stderr import complain
 from lockstep._words import counted
 from lockstep.hosts import allocation, host_list, starters
 from lockstep.hosts.fleet import Fleet, Interrupted
@@ -23,7 +24,6 @@ from lockstep.hosts.starters import Reach
 from lockstep.launch import before_start, restarts
 from lockstep.launch.before_start import NO_CALLER, Caller
 from lockstep.processes import failed_runs, run_dir
-from lockstep.processes.console import complain
 from lockstep.processes.guard import run_guarded
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import fd_limit

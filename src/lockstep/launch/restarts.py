@@ -16,11 +16,11 @@ from typing import Protocol
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
+from lockstep._stderr import complain
 from lockstep.hosts.fleet import Interrupted
 from lockstep.launch import lost_time
 from lockstep.launch.lost_time import Restart
 from lockstep.launch.supervisor import Supervisor
-from lockstep.processes.console import complain
 from lockstep.processes.job_processes import Loop, Processes
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.local_processes import LocalProcesses

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
+from lockstep._stderr import complain
 from lockstep.bootstrap import cluster_env
 from lockstep.launch import before_start, options, restarts, usage
 from lockstep.launch.before_start import NO_CALLER, Caller
 from lockstep.nccl import gpus
 from lockstep.processes import cpu_affinity, failed_runs, run_dir
-from lockstep.processes.console import complain
 from lockstep.processes.guard import run_guarded
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import oom, port_reservation

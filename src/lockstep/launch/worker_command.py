@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from lockstep._config import Config
 from lockstep._errors import LaunchError
+from lockstep._stderr import complain
 from lockstep.bootstrap import cluster_env, rendezvous
 from lockstep.hosts import joining, node_range, worker_attempt
 from lockstep.hosts.worker_agent import WorkerAgent
@@ -27,7 +28,6 @@ from lockstep.launch import options
 from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
 from lockstep.nccl import gpus
 from lockstep.processes import failed_runs
-from lockstep.processes.console import complain
 from lockstep.processes.host_dir import HostDir
 from lockstep.processes.job_spec import add_jax_variables, command, worker_environ
 

@@ -7,20 +7,19 @@ agent of process 0, and the agents of all processes connect to it (`lockstep.hos
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import errno
 import os
 import platform
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._errors import ConfigError, InitializationError, LaunchError
+from lockstep._stderr import complain
 from lockstep.bootstrap import cluster_env, coordinator_address
 from lockstep.hosts import joining
 from lockstep.hosts.agent_attempts import AgentAttempts
@@ -30,7 +29,6 @@ from lockstep.hosts.node_range import NodeRange
 from lockstep.hosts.worker_agent import WorkerAgent
 from lockstep.job import job_key
 from lockstep.launch import restarts
-from lockstep.processes.console import complain
 from lockstep.processes.guard import PASSED_ON
 from lockstep.processes.host_dir import HostDir
 from lockstep.processes.job_spec import LaunchSpec
@@ -212,8 +210,7 @@ def _start(
         signal.pause()
         status = 0
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            print(f"lockstep: restarts: {error!r}", file=sys.stderr, flush=True)
+        complain(f"restarts: {error!r}")
     finally:
         os._exit(status)
 

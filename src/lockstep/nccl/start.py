@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
+from lockstep._stderr import complain
 from lockstep.callsites import frames
 from lockstep.flight_recorder import run_records
 from lockstep.job import current_job, job_key, kv_store, topology
@@ -63,7 +63,7 @@ def start(platform: str) -> None:
             frames.of_this_collective if config.strict else None,
         )
     except OSError as error:
-        print(f"lockstep: {error}; a job that hangs is not explained.", file=sys.stderr)
+        complain(f"{error}; a job that hangs is not explained.")
         return
     compilations.note(current_job.part(OwnWaits).note_compilation)
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep._stderr import complain
 from lockstep.flight_recorder.text_report import short, table
 from lockstep.notebook import engine
 from lockstep.notebook.errors import RESTART, Failure, NotebookError, cell_error
@@ -157,7 +157,7 @@ class Cell:
         if failures and self.running and self._scans == _SCANS_UNTIL_TOLD:
             text = "; ".join(f"[{f.process}] {f.summary}" for f in failures[:3])
             where = still_running(self._job.places(self.running))
-            print(f"lockstep: {text}; {where}", file=sys.stderr)
+            complain(f"{text}; {where}")
 
     def _why_gone(self, process: int) -> str:
         failure = next((f for f in self._failures() if f.process == process), None)
@@ -189,7 +189,7 @@ class Cell:
             self._give_up_after(0)
         self._interrupted_at = time.monotonic()
         self._scan_at = time.monotonic() + _SCAN_SECONDS
-        print(f"lockstep: interrupting {label(running)}", file=sys.stderr)
+        complain(f"interrupting {label(running)}")
         self._job.interrupt(running)
 
     def _give_up_after(self, seconds: float) -> None:

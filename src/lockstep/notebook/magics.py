@@ -8,6 +8,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
+from lockstep._stderr import complain
 from lockstep._words import counted
 from lockstep.notebook import engine, options
 from lockstep.notebook.cell import Cell
@@ -58,13 +59,12 @@ class LockstepMagics(Magics):
         job = self._ready()
         processes = options.cell(line, job.processes)
         if len(processes) < job.processes:
-            print(
-                f"lockstep: only {label(processes)} runs this cell: what computes with arrays of "
-                "all processes waits for the others",
-                file=sys.stderr,
+            complain(
+                f"only {label(processes)} runs this cell: what computes with arrays of "
+                "all processes waits for the others"
             )
         if job.problem:
-            print(f"lockstep: collectives fail: {job.problem}. {RESTART}", file=sys.stderr)
+            complain(f"collectives fail: {job.problem}. {RESTART}")
         # The shell has counted on by now, or not, by its version.
         number = len(self.shell.user_ns["In"]) - 1
         self._last = Cell(job, source, number, processes)

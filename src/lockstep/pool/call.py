@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
-import sys
 import time
 from typing import Any
 
 from lockstep import _words
 from lockstep._errors import SpawnError
+from lockstep._stderr import complain
 from lockstep.pool import stalled_calls
 from lockstep.pool.outcome import NOT_READ, Failure, Kind, Outcome
 from lockstep.pool.processes import Processes
@@ -165,12 +164,11 @@ class Call:
         self._notice_at = float("inf")
         back, missing = sorted(self._outcomes), self._missing
         text = (
-            f"lockstep: {_words.processes(back)} left the function {NOTICE_SECONDS:g} s ago. Still "
+            f"{_words.processes(back)} left the function {NOTICE_SECONDS:g} s ago. Still "
             f"in it, perhaps in a collective that waits for {'it' if len(back) == 1 else 'them'}: "
         )
         places = [f"process {r} at {at}" for r, at in self._places(missing).items()]
-        with contextlib.suppress(Exception):  # the caller may have closed its stream
-            print(text + "; ".join(places), file=sys.stderr, flush=True)
+        complain(text + "; ".join(places))
 
     def _places(self, ranks: list[int]) -> dict[int, str]:
         stacks = self._processes.stacks(ranks[:_MAX_PLACES])

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import selectors
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -273,9 +272,3 @@ def host_prefixes(hosts: Sequence[str], outlet: Outlet, prefixed: bool) -> list[
     if not prefixed or len(set(hosts)) == 1:
         return prefixes(len(hosts), outlet, prefixed)
     return [host_prefix(i, hosts, outlet.colour) for i in range(len(hosts))]
-
-
-def complain(text: str) -> None:
-    """Prints one line on stderr while there is no `Console`: before the start or after the end."""
-    with contextlib.suppress(OSError):
-        print(f"lockstep: {text}", file=sys.stderr, flush=True)

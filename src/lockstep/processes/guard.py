@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep._errors import LaunchError, LockstepError
+from lockstep._stderr import complain
 from lockstep._words import signal_name
 from lockstep.processes.first_failure import not_started
 from lockstep.system import process_tree
@@ -77,10 +78,8 @@ def run_guarded(
     finally:
         _remove(run_dir, caller)
     if status < 0:
-        print(
-            f"lockstep: {words[0]} killed by {signal_name(-status)}; all processes of {words[1]} "
-            "were killed",
-            file=sys.stderr,
+        complain(
+            f"{words[0]} killed by {signal_name(-status)}; all processes of {words[1]} were killed"
         )
     return status if status >= 0 else 128 - status
 
@@ -94,7 +93,7 @@ def _supervise(
         process_tree.adopt_orphans()
         status = supervise(lifeline if caller is None else caller)
     except LockstepError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        complain(str(error))
     except BaseException:
         traceback.print_exc()
     finally:

@@ -33,7 +33,7 @@ def _bytes(shapes: str) -> int:
 def warning(title: str, size: int, jaxlib: str) -> str:
     """The line for a program called ``title``, whose reduce-scatter takes ``size`` bytes."""
     return (
-        f"lockstep: warning: {title} has a reduce-scatter of up to {size / 1e6:.0f} MB a device "
+        f"warning: {title} has a reduce-scatter of up to {size / 1e6:.0f} MB a device "
         f"over gloo. With jaxlib {jaxlib} its result can be wrong, without an error, where a "
         "process sends slowly (jax-ml/jax#40830). Use the engine, which needs a key on several "
         "hosts, or jax 0.12 or later."

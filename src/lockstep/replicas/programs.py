@@ -15,13 +15,13 @@ import hashlib
 import itertools
 import os
 import re
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep import _config, _jax_compat
 from lockstep._errors import DifferenceError
+from lockstep._stderr import complain
 from lockstep._words import processes
 from lockstep.callsites import frames
 from lockstep.hlo import text as hlo_text
@@ -167,4 +167,4 @@ def _recorded(text: str) -> Mapping[int, str]:
 @functools.cache
 def _report_once(text: str) -> None:
     """Prints a line once: a program may be compiled for other shardings, too."""
-    print(f"lockstep: --check-replicas: {text}.", file=sys.stderr, flush=True)
+    complain(f"--check-replicas: {text}.")

@@ -13,12 +13,12 @@ from typing import Any
 
 from lockstep import _run_files
 from lockstep._errors import RecordError
+from lockstep._stderr import complain
 from lockstep._words import printable
 from lockstep.flight_recorder.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.flight_recorder.run_records import Process, Run, read_record, read_run
 from lockstep.hosts import host_query
 from lockstep.processes import failed_runs
-from lockstep.processes.console import complain
 from lockstep.processes.run_dir import PREFIX
 from lockstep.system import process_tree
 from lockstep.system.process_tree import below, parents

@@ -7,11 +7,10 @@ the line, since its output reaches the user however the job was started, and lea
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
 
 from lockstep import _config, _run_files
+from lockstep._stderr import complain
 
 
 def continues_from(step: int) -> None:
@@ -23,9 +22,7 @@ def continues_from(step: int) -> None:
     config = _config.current()
     if config.process_id != 0 or not config.attempt:
         return
-    with contextlib.suppress(OSError):  # closed or broken stderr
-        line = f"lockstep: attempt {config.attempt} continues from step {int(step)}"
-        print(line, file=sys.stderr, flush=True)
+    complain(f"attempt {config.attempt} continues from step {int(step)}")
     if config.run_dir is not None:
         folder = _run_files.process_dir(Path(config.run_dir), config.attempt, 0)
         _run_files.write_continues_from(folder, int(step))

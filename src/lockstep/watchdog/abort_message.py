@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 from lockstep import _config, _words
 from lockstep._run_files import ErrorRecord, Exit
+from lockstep._stderr import complain
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, format, text_report
 
@@ -40,8 +38,7 @@ def fail(text: str, found: diagnose.Diagnosis) -> None:
     # A process with an agent is started by `lockstep worker`, which prints no report.
     launched = config.run_dir is not None and config.agent is None
     if _words.is_cut(text) and not launched and bindings.abort_text() == text:
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed
-            print(f"lockstep: {text_report.table(found)}", file=sys.stderr, flush=True)
+        complain(text_report.table(found))
 
 
 def how_it_ended(

@@ -15,13 +15,13 @@ import functools
 import json
 import os
 import socket
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep import _config
+from lockstep._stderr import complain
 from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
 from lockstep.job import topology
@@ -141,7 +141,7 @@ class AgentNetwork:
                 try:
                     self._do(json.loads(one), received)
                 except Exception as error:
-                    print(f"lockstep: the agent of a process: {error}", file=sys.stderr)
+                    complain(f"the agent of a process: {error}")
 
     def _do(self, values: dict[str, Any], received: list[int]) -> None:
         if values["kind"] == "join":

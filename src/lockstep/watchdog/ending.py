@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from lockstep import _config, _run_files
 from lockstep._jax_compat.texts import INTERRUPT
+from lockstep._stderr import say
 from lockstep.callsites import frames
 from lockstep.watchdog import main_thread
 
@@ -81,8 +82,3 @@ def _note_error(text: str, folder: Path | None) -> None:
         summary = f"{_NAME}: {text.splitlines()[0]}"
         _run_files.ErrorRecord(time.monotonic(), 1, summary, whole).write(folder)
         _run_files.ring(Path(_config.current().run_dir or ""))
-
-
-def say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        print(text, file=sys.stderr, flush=True)

@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
+from lockstep._stderr import complain
 from lockstep.callsites import frames
 from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.programs import compilations, gloo_faults, launches
 from lockstep.programs.compilations import Program
-from lockstep.watchdog import ending, main_thread, shutdown_hook
+from lockstep.watchdog import main_thread, shutdown_hook
 from lockstep.watchdog.library_counts import LibraryCounts
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.record_reader import write_sites
@@ -76,7 +77,7 @@ class _WrongScatters:
         size = gloo_faults.reduce_scatter_bytes(text, len(program.devices))
         if is_first and size >= gloo_faults.MIN_BYTES and not self._has_warned:
             self._has_warned = True
-            ending.say(gloo_faults.warning(program.title, size, self._jaxlib))
+            complain(gloo_faults.warning(program.title, size, self._jaxlib))
 
 
 def _explain(looked: _Looks, watch: Watch) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lockstep._stderr import complain
 from lockstep._words import printable
 from lockstep.engine import bindings
 from lockstep.flight_recorder import run_records
@@ -268,7 +268,7 @@ class RemoteHosts(threading.Thread):
         except Exception as error:
             # The sender does without an answer. Printed once: it may fail with every message.
             if not self._has_failed:
-                print(f"lockstep: a message of process {process}: {error!r}", file=sys.stderr)
+                complain(f"a message of process {process}: {error!r}")
             self._has_failed = True
 
     def stop(self) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import RecordError
 from lockstep._jax_compat.texts import OF_THE_ENGINE, first_line, is_of_collective
+from lockstep._stderr import complain
 from lockstep.engine import bindings
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.format import State
@@ -292,14 +293,11 @@ def _patience(ending: _ProgramEnd) -> Callable[[list[Exception]], bool]:
 
 def _warn(seconds: float) -> None:
     process, _ = _jax_compat.distributed_place()
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        print(
-            f"lockstep: process {process} has come to the end of its program, and has waited "
-            f"{seconds:g} s for what it has dispatched: a long computation, or a collective that "
-            "waits for a process which takes no part in it. Ctrl-C ends the wait.",
-            file=sys.stderr,
-            flush=True,
-        )
+    complain(
+        f"process {process} has come to the end of its program, and has waited {seconds:g} s for "
+        "what it has dispatched: a long computation, or a collective that waits for a process "
+        "which takes no part in it. Ctrl-C ends the wait."
+    )
 
 
 def leave() -> None:
@@ -352,8 +350,7 @@ def _going_on() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed
-            print(f"lockstep: the end of the program was not noted: {error!r}", file=sys.stderr)
+        complain(f"the end of the program was not noted: {error!r}")
 
 
 def _on_fork() -> None:

@@ -25,13 +25,13 @@ import contextlib
 import dataclasses
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
+from lockstep._stderr import complain, say
 from lockstep._words import counted, processes
 from lockstep.engine import bindings
 from lockstep.job import current_job, topology
@@ -179,8 +179,7 @@ class HostMonitor(threading.Thread):
         words = unreachable_words(
             self._own, lost, self._listeners.peers_at, longest, self._heartbeat
         )
-        with contextlib.suppress(OSError, ValueError):  # no reader is left, or it is closed
-            print(words, file=sys.stderr, flush=True)
+        say(words)
         if self._fail is not None:
             # Before the connections end, or the exception would name their end.
             self._fail(words)
@@ -269,7 +268,7 @@ def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) ->
         _start(store, fail)
     except Exception as error:
         # For example with `import lockstep` in some of the processes only.
-        print(f"lockstep: does not watch for unreachable hosts: {error}", file=sys.stderr)
+        complain(f"does not watch for unreachable hosts: {error}")
 
 
 def _start(store: Store, fail: Callable[[str], None] | None) -> None:

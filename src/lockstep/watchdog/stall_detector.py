@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 from lockstep import _config
+from lockstep._stderr import complain
 from lockstep._words import counted
 from lockstep.flight_recorder import diagnose, format, text_report
 from lockstep.job.topology import Peer
@@ -53,7 +53,7 @@ class Stalls:
         if len(missing) > _MAX_STACKS:
             stacks.append(f"and {counted(len(missing) - _MAX_STACKS, 'process')} more")
         lines = [f"waiting for {waited:.0f} s. {text_report.table(found)}", *stacks]
-        print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
+        complain("\nlockstep: ".join(lines))
 
     def stopped(self, found: diagnose.Diagnosis) -> str:
         """Which process that others wait for is stopped; "" where none is known to be."""

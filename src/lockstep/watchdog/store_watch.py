@@ -16,7 +16,6 @@ continues from a checkpoint.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
+from lockstep._stderr import complain
 from lockstep.callsites import frames
 from lockstep.flight_recorder import diagnose, text_report
 from lockstep.flight_recorder.format import ProcessRecord
@@ -164,7 +164,7 @@ class Watch(threading.Thread):
         # A service that is lost is reported where that is detected.
         if not _jax_compat.is_unreachable(error):
             library = self._source.library
-            print(f"lockstep: the watch of {library} failed: {error!r}", file=sys.stderr)
+            complain(f"the watch of {library} failed: {error!r}")
 
     def _poll(self) -> None:
         record = self._source.read(None)
@@ -205,7 +205,7 @@ class Watch(threading.Thread):
         if text and is_proof and limit is not Limit.WARNING:
             self._publish(f"lockstep: {text}")
         elif text and (not is_proof or min(states) == self._own.process):
-            ending.say(f"lockstep: {text}")
+            complain(text)
 
     def _compare(self, record: ProcessRecord, is_last: bool = False) -> None:
         """Fails the job where this process has launched other programs than another one."""
@@ -296,7 +296,7 @@ class Watch(threading.Thread):
         """Whether programs that differ are no error; prints ``text`` once if they are a warning."""
         check = _config.current().check_programs
         if check == _config.WARN and not self._has_warned_of_programs:
-            ending.say(f"lockstep: warning: {text}")
+            complain(f"warning: {text}")
         self._has_warned_of_programs |= check != _config.ERROR
         return check != _config.ERROR
 
@@ -341,7 +341,7 @@ class Watch(threading.Thread):
         ):
             self._warned = True
             said = library_counts.report(found, lag, states, absent)
-            ending.say(f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {said}")
+            complain(f"waiting for {waited:.0f} s over {self._source.library}. {said}")
 
     def _stop_at_limits(self, waited: float) -> None:
         """The next question comes no later than the next limit."""

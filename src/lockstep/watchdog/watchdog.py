@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from typing import Any
 
 from lockstep import _config, _jax_compat
 from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, Exit
+from lockstep._stderr import complain
 from lockstep.engine import bindings
 from lockstep.flight_recorder.diagnose import Diagnosis
 from lockstep.job import current_job
@@ -132,7 +132,7 @@ class Watchdog(threading.Thread):
             except Exception as error:
                 # An error here must not end the program: the engine's own errors and its deadline
                 # remain.
-                print(f"lockstep: the watchdog failed: {error!r}", file=sys.stderr)
+                complain(f"the watchdog failed: {error!r}")
                 break
         bindings.set_watched(False)
         self._sites.close()
@@ -202,7 +202,7 @@ class Watchdog(threading.Thread):
         if found is None or bindings.abort_text():
             return
         if _config.current().check_programs == _config.WARN:
-            ending.say(f"lockstep: warning: {found}.")
+            complain(f"warning: {found}.")
             return
         self._records.note_difference(found)
         diagnosis = self._scanner.diagnose()
@@ -272,7 +272,7 @@ class Watchdog(threading.Thread):
         if _config.current().check_programs == _config.WARN:
             what = found or f"processes {self._process} and {peer} run different programs"
             if self._process < peer:
-                print(f"lockstep: warning: {what}.", file=sys.stderr, flush=True)
+                complain(f"warning: {what}.")
             return True
         # Another function, and arguments of another shape, are told by the calls themselves.
         if found and not found.is_of_arguments and found.is_of_one_function:
