@@ -12,8 +12,10 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from lockstep import _run_files
 from lockstep._errors import ConfigError
 
 COLLECTIVES = ("lockstep", "gloo", "mpi")
@@ -255,6 +257,22 @@ class Config:
                     f"LOCKSTEP_PROCESS_ID={self.process_id} but LOCKSTEP_NUM_PROCESSES="
                     f"{self.num_processes}: process ids run from 0 to {self.num_processes - 1}."
                 )
+
+    @property
+    def attempt_dir(self) -> Path | None:
+        """Where the files of this attempt lie; None: no launcher has started this process."""
+        return _run_files.attempt_dir(Path(self.run_dir), self.attempt) if self.run_dir else None
+
+    @property
+    def own_dir(self) -> Path | None:
+        """Where this process's files lie; None as for `attempt_dir`."""
+        return None if self.process_id is None else self.process_dir(self.process_id)
+
+    def process_dir(self, process: int) -> Path | None:
+        """Where the files of a process of this attempt lie; None as for `attempt_dir`."""
+        if not self.run_dir:
+            return None
+        return _run_files.process_dir(Path(self.run_dir), self.attempt, process)
 
     def to_environ(self) -> dict[str, str]:
         """The variables that make `from_environ` return this configuration."""

@@ -280,6 +280,13 @@ def make_folder(folder: Path) -> None:
         (folder / ROOM).write_bytes(bytes(ROOM_BYTES))
 
 
+def leave_note(folder: Path | None, name: str) -> None:
+    """Leaves one of `NOTES` in a process's own folder, if it has one."""
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            (folder / name).touch()
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all: a reader never sees a part. Raises OSError."""
     unfinished = path.with_name(f"{path.name}.new")

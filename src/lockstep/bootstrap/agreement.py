@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import lockstep
@@ -80,9 +79,7 @@ def _print_differences(facts: Sequence[config_check.Settings]) -> None:
             f"warning: {error} With different numbers of devices jax.pmap fails by an "
             "AssertionError without a text."
         )
-        config = _config.current()
-        if config.run_dir is not None:
-            folder = _run_files.process_dir(Path(config.run_dir), config.attempt, 0)
+        if folder := _config.current().process_dir(0):
             summary = config_check.summary(config_check.differences(facts))
             (folder / _run_files.DIFFERENCES).write_text(summary, encoding="utf-8")
 

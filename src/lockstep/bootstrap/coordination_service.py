@@ -117,7 +117,8 @@ def log() -> str:
     if _current is not None:
         return _current.log()
     try:
-        return (_folder() / _run_files.COORDINATION_LOG).read_text(errors="replace")
+        folder = _config.current().attempt_dir or Path()
+        return (folder / _run_files.COORDINATION_LOG).read_text(errors="replace")
     except OSError:
         return ""
 
@@ -154,7 +155,7 @@ def _end_earlier_service() -> None:
     backends of the earlier job may keep theirs.
     """
     config = _config.current()
-    folder = _folder()
+    folder = config.attempt_dir or Path()
     try:
         pid = int((folder / _run_files.COORDINATION_PID).read_text())
         service = os.pidfd_open(pid)
@@ -342,8 +343,8 @@ def _let_go(kept: set[int]) -> None:
     """Closes what was process 0's: a reader may wait for the end of one of its pipes."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        if _config.current().run_dir:
-            log = _folder() / _run_files.COORDINATION_LOG
+        if folder := _config.current().attempt_dir:
+            log = folder / _run_files.COORDINATION_LOG
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         else:
             output = os.memfd_create("lockstep-coordination-log", os.MFD_CLOEXEC)
@@ -354,14 +355,9 @@ def _let_go(kept: set[int]) -> None:
     fd_limit.close_all_but(kept)
 
 
-def _folder() -> Path:
-    config = _config.current()
-    return _run_files.attempt_dir(Path(config.run_dir or ""), config.attempt)
-
-
 def _sign(job: int) -> None:
     """Tells the launcher the pid of the server, which it ends with the job."""
-    if _config.current().run_dir:
+    if folder := _config.current().attempt_dir:
         with contextlib.suppress(OSError):
-            (_folder() / _serves(job, os.getpid())).touch()
-            (_folder() / _run_files.COORDINATION_PID).write_text(str(os.getpid()))
+            (folder / _serves(job, os.getpid())).touch()
+            (folder / _run_files.COORDINATION_PID).write_text(str(os.getpid()))

@@ -15,13 +15,12 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import lockstep
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep._run_files import RECORDER, process_dir
+from lockstep._run_files import RECORDER
 from lockstep._stderr import complain
 from lockstep.bootstrap import (
     config_check,
@@ -348,6 +347,7 @@ def _watch_the_job(roster: _Roster, published: Sequence[artifacts.Artifacts]) ->
 def _options(roster: _Roster, fd: int, nonce: int, network: Network | None) -> Options:
     config = _config.current()
     cores, oversubscribed = topology.share_of_cores(roster.peers, roster.process)
+    folder = config.process_dir(roster.process)
     # Comparing the numbers of programs takes a watchdog, and a jaxlib that numbers them.
     by_program = config.record and _jax_compat.numbers_programs()
     return Options(
@@ -364,21 +364,13 @@ def _options(roster: _Roster, fd: int, nonce: int, network: Network | None) -> O
         check_programs=config.check_programs != _config.OFF and by_program,
         strict=config.strict,
         record=config.record,
-        recorder=_recorder_path(roster.process),
+        recorder=str(folder / RECORDER) if folder else None,
         host=roster.peers[roster.process].host_name,
         attempt=config.attempt,
         single_copy=config.single_copy,
         network=network,
         algorithms=config.algorithms,
     )
-
-
-def _recorder_path(process: int) -> str | None:
-    config = _config.current()
-    if config.run_dir is None:
-        return None
-    folder = process_dir(Path(config.run_dir), config.attempt, process)
-    return str(folder / RECORDER)
 
 
 def _own_artifacts(roster: _Roster) -> artifacts.Artifacts:

@@ -6,13 +6,12 @@ of this package never come so far.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
+from lockstep._run_files import JOINED, leave_note
 
 # The names of the hooks, as messages have them.
 CLUSTER = "cluster detection"
@@ -153,7 +152,7 @@ def _survive() -> None:
     calls = _jax_compat.Survival(
         serve=coordination_service.start,
         before_another_job=before_another_job,
-        on_joining=_note_joining,
+        on_joining=lambda: leave_note(_config.current().own_dir, JOINED),
         listen_at=listen_at,
         start_seconds=start_timeout.seconds,
         not_started=start_timeout.not_started,
@@ -236,14 +235,3 @@ def _register_pass(platform: str) -> bool:
     from lockstep.hlo import float16_pass
 
     return _config.current().collectives == "gloo" or float16_pass.register_when_needed(platform)
-
-
-def _note_joining() -> None:
-    """Tells the launcher that this process has called ``jax.distributed.initialize``."""
-    from lockstep import _run_files
-
-    config = _config.current()
-    if config.run_dir is not None and config.process_id is not None:
-        with contextlib.suppress(OSError):
-            folder = _run_files.process_dir(Path(config.run_dir), config.attempt, config.process_id)
-            (folder / _run_files.JOINED).touch()

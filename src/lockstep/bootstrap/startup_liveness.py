@@ -13,12 +13,11 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep._run_files import ErrorRecord, Exit, process_dir, read_ending
+from lockstep._run_files import ErrorRecord, Exit, read_ending
 from lockstep.bootstrap import service_loss
 from lockstep.flight_recorder import format
 from lockstep.job.kv_store import Record, Store
@@ -79,7 +78,7 @@ def _before_the_start(process: int, label: str) -> Callable[[], None]:
 
 def recorded_ending(process: int) -> str:
     """Half a sentence of how a process of this host ended, where its launcher has written it."""
-    if (folder := _folder(process)) is None:
+    if (folder := _config.current().process_dir(process)) is None:
         return ""
     error, ending = read_ending(folder)
     return "" if ending is None else _words(process, ending, error)
@@ -88,12 +87,6 @@ def recorded_ending(process: int) -> str:
 def _check_before_start(process: int, label: str) -> None:
     if how := recorded_ending(process):
         raise InitializationError(f"{label} {how}, before the job had begun.")
-
-
-def _folder(process: int) -> Path | None:
-    """Where its launcher writes how it ended; None: there is no launcher."""
-    config = _config.current()
-    return process_dir(Path(config.run_dir), config.attempt, process) if config.run_dir else None
 
 
 def _words(process: int, ending: Exit | None, error: ErrorRecord | None) -> str:
@@ -118,7 +111,7 @@ def _how_it_ended(peer: Peer, timeout: float) -> str:
             opened.callback(os.close, pidfd)
             if not select.select([pidfd], [], [], timeout)[0]:
                 return ""
-        folder = _folder(peer.process)
+        folder = _config.current().process_dir(peer.process)
         written = functools.partial(Exit.read, folder, peer.pid) if folder else None
         ending = exit_status.ending(pidfd, written)
         return _words(peer.process, ending, ErrorRecord.read(folder) if folder else None)

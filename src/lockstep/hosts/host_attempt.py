@@ -283,9 +283,8 @@ class HostAttempt:
 
     def _on_lost(self, processes: Sequence[int]) -> None:
         """The launcher has lost these with their host: the processes here raise an error."""
-        attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
         with contextlib.suppress(OSError):
-            _run_files.write_lost(attempt, processes)
+            _run_files.write_lost(self._job.attempt_dir, processes)
 
     def _begin_sweep(self) -> None:
         """Ends what the processes have left running, after some time to end by itself."""

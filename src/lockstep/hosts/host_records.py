@@ -38,10 +38,9 @@ def send(
     """
     shift, real = int(head["shift"]), int(head["real"])
     latest = head.get("latest")
-    attempt = job.config.attempt
     for process_id in range(job.first, job.first + job.processes):
         yield
-        folder = process_dir(job.run_dir, attempt, process_id)
+        folder = job.process_dir(process_id)
         for name, data in _files(folder, shift, real, latest, sent):
             body = zlib.compress(data, 1)
             if len(data) <= MAX_FILE and len(body) <= MAX_FILE:
@@ -99,14 +98,14 @@ def notes(job: LaunchSpec) -> list[tuple[int, str]]:
     """Which process has left which note about how it has used JAX."""
     found = []
     for process_id in range(job.first, job.first + job.processes):
-        folder = process_dir(job.run_dir, job.config.attempt, process_id)
+        folder = job.process_dir(process_id)
         found += [(process_id, name) for name in _run_files.NOTES if (folder / name).exists()]
     return found
 
 
 def continues_from(job: LaunchSpec) -> int | None:
     """The step that process 0 has told, if it runs on this host."""
-    return _run_files.read_continues_from(_run_files.attempt_dir(job.run_dir, job.config.attempt))
+    return _run_files.read_continues_from(job.attempt_dir)
 
 
 def store(run_dir: Path, attempt: int, head: Mapping[str, Any], body: bytes) -> None:

@@ -112,7 +112,7 @@ class RemoteProcesses:
             for process_id in placed.processes:
                 prefixes = (out[process_id], err[process_id])
                 try:
-                    _run_files.make_folder(self._folder(process_id))
+                    _run_files.make_folder(self._job.process_dir(process_id))
                     process = RemoteProcess(self._job, process_id, connection, console, prefixes)
                 except OSError as error:
                     self._forget_all()
@@ -187,7 +187,7 @@ class RemoteProcesses:
         """Leaves it for readers of a run that goes on; the agent sends the same one."""
         with contextlib.suppress(OSError):
             if process.exit:
-                process.exit.write(self._folder(process.process_id))
+                process.exit.write(self._job.process_dir(process.process_id))
 
     def _on_stream(self, connection: Connection, message: Message) -> None:
         if connection not in self._relays:
@@ -259,10 +259,9 @@ class RemoteProcesses:
         self._swept[connection] = int(message.head["killed"])
         for process_id, name in message.head["notes"]:
             if name in _run_files.NOTES:
-                with contextlib.suppress(OSError):
-                    (self._folder(int(process_id)) / name).touch()
+                _run_files.leave_note(self._job.process_dir(int(process_id)), name)
         if (step := message.head["continues_from"]) is not None:
-            _run_files.write_continues_from(self._folder(0), int(step))
+            _run_files.write_continues_from(self._job.process_dir(0), int(step))
 
     def _wait(self, has_answered: Callable[[Connection], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -271,16 +270,13 @@ class RemoteProcesses:
                 return
             self._loop.turn(0.1)
 
-    def _folder(self, process_id: int) -> Any:
-        return _run_files.process_dir(self._job.run_dir, self._job.config.attempt, process_id)
-
     # Records
 
     def collect(self) -> None:
         number = self.begin_collecting()
         self._wait(lambda c: self._collected.get(c, 0) >= number, COLLECT_SECONDS)
         for process in self.members:
-            if not (self._folder(process.process_id) / _run_files.EXIT).exists():
+            if not (self._job.process_dir(process.process_id) / _run_files.EXIT).exists():
                 self._write_exit(process)
 
     def begin_collecting(self, latest: int | None = None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from lockstep import _run_files
 from lockstep._words import processes
@@ -46,10 +45,6 @@ class EndReport:
         self._processes = members
         self._console = console
         self._before_keeping = before_keeping
-
-    @property
-    def _attempt_dir(self) -> Path:
-        return _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
 
     def culprits(self) -> Sequence[int]:
         """The processes that have caused the failure, by the records."""
@@ -93,9 +88,8 @@ class EndReport:
     def _stopped(self, first: EndedProcess) -> str:
         """The place at which the process that the others waited for was stopped by the launcher."""
         for process in self.culprits():
-            folder = _run_files.process_dir(self._job.run_dir, self._job.config.attempt, process)
             with contextlib.suppress(OSError):
-                place = (folder / _run_files.INTERRUPTED).read_text()
+                place = (self._job.process_dir(process) / _run_files.INTERRUPTED).read_text()
                 if place and process != first.process_id:
                     return f"process {process} was stopped{place}"
         return ""
@@ -119,7 +113,7 @@ class EndReport:
         if not self._job.agents_keep_records:
             return True
         with contextlib.suppress(OSError):  # no descriptor is left: then they cannot be read
-            here = len(list(self._attempt_dir.glob("process_*")))
+            here = len(list(self._job.attempt_dir.glob("process_*")))
             return here == self._job.job_processes
         return False
 
@@ -149,7 +143,7 @@ class EndReport:
         if self._job.job_processes < 2 or not self._has_records():
             return
         with contextlib.suppress(OSError):
-            if _run_files.none_joined(self._attempt_dir):
+            if _run_files.none_joined(self._job.attempt_dir):
                 self._console.report(
                     f"no process joined the job: each of the {self._job.job_processes} ran alone. "
                     "Call jax.distributed.initialize() before using JAX, or add --auto-init"

@@ -24,7 +24,6 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
@@ -266,7 +265,7 @@ class Supervisor:
         all_endings = self._endings()
         is_complete = len(all_endings) == self._job.job_processes
         all_ended_well = is_complete and not any(each.failed for each in all_endings)
-        if self._cause == GROW and not (all_ended_well and has_finished(self._attempt_dir)):
+        if self._cause == GROW and not (all_ended_well and has_finished(self._job.attempt_dir)):
             self.grows = True
             return 1
         if self._cause is None or all_ended_well:
@@ -293,10 +292,6 @@ class Supervisor:
 
     def _endings(self) -> list[EndedProcess]:
         return [process.ended() for process in self._processes.members]
-
-    @property
-    def _attempt_dir(self) -> Path:
-        return _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
 
     def _was_stopped_by(self, first: EndedProcess) -> bool:
         """Whether a signal to the agent of ``first`` has ended the job, and not a failure."""

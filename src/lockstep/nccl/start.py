@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -43,9 +42,7 @@ def start(platform: str) -> None:
         launch_watch.start(_NCCL, RasPolls())
         return
     peer = topology.this_process(process, config.host_id, "", 0)
-    folder = None
-    if config.run_dir is not None:
-        folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
+    if folder := config.process_dir(process):
         current_job.part(OwnWaits).keep_in(str(folder / _run_files.WAITS))
         if config.strict:
             frames.keep_in(str(folder / _run_files.CALLERS))

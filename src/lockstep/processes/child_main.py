@@ -55,9 +55,9 @@ def main(before_program: Callable[[], object] = lambda: None) -> None:
     os.environ.pop("LOCKSTEP_AGENT", None)  # children of the program do not inherit it
     _ready_for_signals(config)
     faulthandler.enable()
-    if config.run_dir is not None and config.process_id is not None:
+    if (folder := config.own_dir) is not None:
         with contextlib.suppress(OSError):
-            stack_dump.install(_folder(config) / stack_dump.FILE)
+            stack_dump.install(folder / stack_dump.FILE)
     # Pipes are block-buffered by default: the last lines of a killed process would be lost.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
@@ -158,20 +158,14 @@ def _record(config: Config, code: int, error: BaseException) -> None:
     error.__traceback__ = user_program.own_traceback(error.__traceback__)
     if text := advice(error, config.process_id or 0):
         error.add_note(text)
-    if config.run_dir is None or config.process_id is None:
+    if (folder := config.own_dir) is None:
         return
     with contextlib.suppress(Exception):
         record = _run_files.ErrorRecord(
             happened, code, summary(error), "".join(traceback.format_exception(error))
         )
-        record.write(_folder(config))
-        _run_files.ring(Path(config.run_dir))
-
-
-def _folder(config: Config) -> Path:
-    return _run_files.process_dir(
-        Path(config.run_dir or ""), config.attempt, config.process_id or 0
-    )
+        record.write(folder)
+        _run_files.ring(Path(config.run_dir or ""))
 
 
 def _note_caught(config: Config, text: str) -> None:
@@ -190,13 +184,13 @@ def _note_caught(config: Config, text: str) -> None:
 
 def _note_if_alone(config: Config) -> None:
     """Leaves a note for the launcher if the program used JAX without joining the job."""
-    if config.run_dir is None or "jax" not in sys.modules:
+    if "jax" not in sys.modules:
         return
     with contextlib.suppress(Exception):
         from lockstep import _jax_compat
 
         if _jax_compat.has_backend() and _jax_compat.distributed_client() is None:
-            (_folder(config) / _run_files.ALONE).touch()
+            _run_files.leave_note(config.own_dir, _run_files.ALONE)
 
 
 def _print(error: BaseException) -> None:
@@ -242,7 +236,7 @@ def _shown_by_another(config: Config, traceback: str) -> int | None:
     digest = hashlib.sha256(traceback.encode("utf-8", "replace")).hexdigest()
     if sys.stderr is not sys.__stderr__:
         return None  # the program writes errors where they may not be seen
-    claim = _folder(config).parent / f"{_run_files.TRACEBACK}{digest[:16]}"
+    claim = Path(config.attempt_dir or "", f"{_run_files.TRACEBACK}{digest[:16]}")
     try:
         # A link has its content as soon as it exists, and only one process can make it.
         claim.symlink_to(str(config.process_id))
@@ -261,7 +255,7 @@ def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
     if _stopping(config):
         with contextlib.suppress(Exception):
             place = user_program.place_in_program(error.__traceback__)
-            (_folder(config) / _run_files.INTERRUPTED).write_text(place)
+            Path(config.own_dir or "", _run_files.INTERRUPTED).write_text(place)
             print(f"stopped{place}", file=sys.stderr)
     else:
         _record(config, 128 + signal.SIGINT, error)

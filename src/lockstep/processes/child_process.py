@@ -35,8 +35,7 @@ class ChildProcess:
         self.exit: Exit | None = None
         self.ended_at = float("inf")
         self.was_killed = False
-        attempt = job.config.attempt
-        self._folder = _run_files.process_dir(job.run_dir, attempt, process_id)
+        self._folder = job.process_dir(process_id)
         _run_files.make_folder(self._folder)
         self.stdout_fd, out_end = os.pipe()
         self.stderr_fd, err_end = os.pipe()

@@ -87,6 +87,15 @@ class LaunchSpec:
         """How many processes the whole job has."""
         return self.processes if self.total is None else self.total
 
+    @property
+    def attempt_dir(self) -> Path:
+        """Where the files of this attempt lie."""
+        return _run_files.attempt_dir(self.run_dir, self.config.attempt)
+
+    def process_dir(self, process_id: int) -> Path:
+        """Where the files of a process of this attempt lie."""
+        return _run_files.process_dir(self.run_dir, self.config.attempt, process_id)
+
     def config_of(self, process_id: int) -> Config:
         return dataclasses.replace(
             self.config,

@@ -234,7 +234,6 @@ def sweep(job: LaunchSpec, turn: Callable[[float], None], spared: Collection[int
 def end_coordination(job: LaunchSpec) -> None:
     """Ends JAX's coordination service, which process 0 has left running."""
     with contextlib.suppress(OSError, ValueError):
-        folder = _run_files.attempt_dir(job.run_dir, job.config.attempt)
-        pid = int((folder / _run_files.COORDINATION_PID).read_text())
+        pid = int((job.attempt_dir / _run_files.COORDINATION_PID).read_text())
         # The file may name any process: kill it only if it is a descendant of this one.
         process_tree.kill({pid} & process_tree.descendants())

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -116,8 +115,5 @@ class Exchange:
 
 
 def _has_ended(process: int) -> bool:
-    config = _config.current()
-    if config.run_dir is None:
-        return False
-    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
-    return _run_files.Exit.read(folder) is not None
+    folder = _config.current().process_dir(process)
+    return folder is not None and _run_files.Exit.read(folder) is not None

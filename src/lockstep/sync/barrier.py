@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -195,11 +194,8 @@ def _positions(shared: kv_store.Store) -> dict[int, list[Any]]:
 
 def _ended(process: int) -> str | None:
     """How the launcher has seen ``process`` end; None while it runs, or when that is not known."""
-    config = _config.current()
-    if config.run_dir is None:
-        return None
-    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
-    found = _run_files.Exit.read(folder, engine_start.local_pid(process))
+    folder = _config.current().process_dir(process)
+    found = _run_files.Exit.read(folder, engine_start.local_pid(process)) if folder else None
     return found.words() if found else None
 
 
@@ -223,11 +219,9 @@ def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]
 
 
 def _stack(process: int) -> str | None:
-    config = _config.current()
-    pid = engine_start.local_pid(process)
-    if config.run_dir is None or pid is None:
+    folder, pid = _config.current().process_dir(process), engine_start.local_pid(process)
+    if folder is None or pid is None:
         return None
-    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
     return stack_dump.main_thread(stack_dump.request(pid, folder / stack_dump.FILE))
 
 

@@ -7,8 +7,6 @@ the line, since its output reaches the user however the job was started, and lea
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lockstep import _config, _run_files
 from lockstep._stderr import complain
 
@@ -23,6 +21,5 @@ def continues_from(step: int) -> None:
     if config.process_id != 0 or not config.attempt:
         return
     complain(f"attempt {config.attempt} continues from step {int(step)}")
-    if config.run_dir is not None:
-        folder = _run_files.process_dir(Path(config.run_dir), config.attempt, 0)
+    if folder := config.own_dir:
         _run_files.write_continues_from(folder, int(step))

@@ -8,9 +8,6 @@ it has been told to stop: a program that ends well without having been told has 
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-
 from lockstep import _config, _jax_compat, _run_files
 from lockstep.bootstrap import service_loss
 from lockstep.job import current_job
@@ -46,17 +43,9 @@ def should_stop() -> bool:
     asked = current_job.part(_Asked)
     if not asked.stops:
         if not asked.times:
-            _note(_run_files.ASKS)
+            _run_files.leave_note(_config.current().own_dir, _run_files.ASKS)
         asked.times += 1
         asked.stops = _jax_compat.reached_stop(asked.times)
         if asked.stops:
-            _note(_run_files.STOPS)
+            _run_files.leave_note(_config.current().own_dir, _run_files.STOPS)
     return asked.stops
-
-
-def _note(name: str) -> None:
-    config = _config.current()
-    if config.run_dir is not None and config.process_id is not None:
-        folder = _run_files.process_dir(Path(config.run_dir), config.attempt, config.process_id)
-        with contextlib.suppress(OSError):
-            (folder / name).touch()

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from lockstep import _config, _run_files
-from lockstep._run_files import process_dir
 from lockstep.testing import merge
 from pytest_lockstep import layouts
 
@@ -33,9 +32,8 @@ class InJob:
     """The plug-in of one rank."""
 
     def __init__(self, config: pytest.Config) -> None:
-        found = _config.current()
-        self._rank, self._size = found.process_id or 0, found.num_processes or 1
-        self._run_dir, self._attempt = Path(found.run_dir or ""), found.attempt
+        self._job = _config.current()
+        self._rank, self._size = self._job.process_id or 0, self._job.num_processes or 1
         self._verdicts: dict[str, str] = {}
         if getattr(config.option, "xmlpath", None):
             path = Path(config.option.xmlpath)
@@ -71,7 +69,7 @@ class InJob:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        path = self._folder(self._rank) / FILE
+        path = Path(self._job.own_dir or "", FILE)
         with contextlib.suppress(OSError):
             _run_files.write_whole(path, json.dumps(self._verdicts).encode())
 
@@ -86,16 +84,13 @@ class InJob:
 
     def _wait_for(self, rank: int) -> Verdicts | None:
         deadline = time.monotonic() + WAIT_SECONDS
-        path = self._folder(rank) / FILE
+        path = Path(self._job.process_dir(rank) or "", FILE)
         while True:
             with contextlib.suppress(OSError, ValueError):
                 return json.loads(path.read_text("utf-8"))
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.05)
-
-    def _folder(self, rank: int) -> Path:
-        return process_dir(self._run_dir, self._attempt, rank)
 
 
 def compared(first: Verdicts, others: Mapping[int, Verdicts | None]) -> list[str]:

@@ -70,12 +70,11 @@ def descriptor(path: str) -> tuple[int, int] | None:
 
 def own(process: int, recorder_fd: int) -> Artifacts:
     """Those of this process, whose engine keeps its record in ``recorder_fd``."""
-    config = _config.current()
     in_memory = os.readlink(f"/proc/self/fd/{recorder_fd}").startswith("/memfd:")
     record = f"/proc/{os.getpid()}/fd/{recorder_fd}" if in_memory else ""
-    if config.run_dir is None:
+    if (folder := _config.current().process_dir(process)) is None:
         return dataclasses.replace(_in_memory(), record=record)
-    artifacts = _in_folder(_run_files.process_dir(Path(config.run_dir), config.attempt, process))
+    artifacts = _in_folder(folder)
     return dataclasses.replace(artifacts, record=record or artifacts.record)
 
 

@@ -44,9 +44,7 @@ def start(library: str, counts: LibraryCounts | None = None) -> None:
     shutdown_hook.watch()
     owner = {device.id: device.process_index for device in _jax_compat.all_devices()}
     peer = topology.this_process(process, config.host_id, "", 0)
-    folder = None
-    if config.run_dir is not None:
-        folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
+    if folder := config.process_dir(process):
         current_job.part(OwnWaits).keep_in(str(folder / _run_files.WAITS))
     record = _record(folder, peer, count, owner)
     if not _note_launches():

@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -233,10 +232,8 @@ def _has_failed_call() -> bool:
 
     JAX's fast path raises such an error where no code of ours sees it.
     """
-    config = _config.current()
-    if config.run_dir is None or config.process_id is None:
+    if (folder := _config.current().own_dir) is None:
         return False
-    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, config.process_id)
     try:
         record = format.parse((folder / _run_files.RECORDER).read_bytes())
     except (OSError, RecordError):

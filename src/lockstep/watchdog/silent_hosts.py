@@ -27,7 +27,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -140,10 +139,9 @@ class HostMonitor(threading.Thread):
 
         It notices a silent host sooner: its agents always have something to say.
         """
-        config = _config.current()
-        if config.run_dir is None:
+        if (attempt := _config.current().attempt_dir) is None:
             return []
-        lost = _run_files.read_lost(_run_files.attempt_dir(Path(config.run_dir), config.attempt))
+        lost = _run_files.read_lost(attempt)
         fresh, self._reported = lost - self._reported, lost
         at = self._listeners.peers_at.items()
         return [host for host, peers in at if any(peer.process in fresh for peer in peers)]
