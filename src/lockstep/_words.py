@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 MAX_RUNS = 6
 """How many runs of numbers are listed before the rest is counted."""
 _LEFT_OUT = re.compile(r"^(?:E )? *  and \d+ process(?:es)? more$", re.MULTILINE)
 """The line of `left_out`, also where pytest shows it as a part of an error."""
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """The values of each key; keys and values stay in their order."""
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def format_size(size: float) -> str:

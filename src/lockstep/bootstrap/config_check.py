@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep._errors import DisagreementError
-from lockstep._words import processes
+from lockstep._words import grouped, processes
 
 _MAX_VALUES = 4
 Settings = Mapping[str, str]
@@ -28,9 +28,7 @@ def summary(differing: Mapping[str, Sequence[str]]) -> str:
 
 
 def _by_value(values: Sequence[str]) -> str:
-    owners: dict[str, list[int]] = {}
-    for process, value in enumerate(values):
-        owners.setdefault(value, []).append(process)
+    owners = grouped((value, process) for process, value in enumerate(values))
     parts = [f"{value} on {processes(those)}" for value, those in owners.items()]
     more = [f"{len(parts) - _MAX_VALUES} more"] if len(parts) > _MAX_VALUES else []
     return ", ".join([*parts[:_MAX_VALUES], *more])

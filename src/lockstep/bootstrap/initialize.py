@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import _jax_compat
 from lockstep._errors import InitializationError
+from lockstep._words import grouped
 from lockstep.bootstrap import agreement, jax_hooks, plugin
 from lockstep.bootstrap.rank import find_place
 
@@ -164,9 +165,7 @@ def process_mesh(axis_names: tuple[str, str] = ("process", "device"), **options:
 
     if len(axis_names) != 2:
         raise ValueError(f"process_mesh has two axes; got the names {axis_names!r}.")
-    rows: dict[int, list[Any]] = {}
-    for device in sorted(jax.devices(), key=lambda d: d.id):
-        rows.setdefault(device.process_index, []).append(device)
+    rows = grouped((d.process_index, d) for d in sorted(jax.devices(), key=lambda d: d.id))
     counts = {process: len(row) for process, row in rows.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"the processes have different numbers of devices: {counts}.")

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lockstep import _jax_compat
 from lockstep._errors import DataError
-from lockstep._words import processes
+from lockstep._words import grouped, processes
 from lockstep.job import current_job, kv_store
 from lockstep.job.call_numbers import CallNumbers
 from lockstep.sync.barrier import barrier
@@ -56,16 +56,10 @@ def require_same_batches(words: str, value: Any) -> None:
     """Raises `DataError` on every process if ``value``, what it cuts into batches, differs."""
     found = exchange(words, value)
     if any(other != found[0] for other in found):
-        lines = [f"  {processes(same)}: {json_text}" for json_text, same in _groups(found).items()]
+        groups = grouped((str(value), process) for process, value in enumerate(found))
+        lines = [f"  {processes(same)}: {json_text}" for json_text, same in groups.items()]
         head = f"{words}: the processes differ in what they cut into batches:\n"
         raise DataError(head + "\n".join(lines))
-
-
-def _groups(values: Sequence[Any]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for process, value in enumerate(values):
-        groups.setdefault(str(value), []).append(process)
-    return groups
 
 
 class _Gathers(current_job.Part):

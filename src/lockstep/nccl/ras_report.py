@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep._words import counted, processes, ranges
+from lockstep._words import counted, grouped, processes, ranges
 from lockstep.watchdog.library_counts import Lag, Place
 
 _OPERATIONS = {
@@ -86,9 +86,7 @@ class Owners:
 
     def __init__(self, places: Mapping[int, Place]) -> None:
         self._places = places
-        self._by_pid: dict[int, list[int]] = {}
-        for process, place in places.items():
-            self._by_pid.setdefault(place.pid, []).append(process)
+        self._by_pid = grouped((place.pid, process) for process, place in places.items())
 
     def of(self, rank: Rank) -> int | None:
         """None: the rank is of another job, or it is not known whose."""

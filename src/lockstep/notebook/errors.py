@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lockstep._errors import LockstepError
 from lockstep._jax_compat import texts
-from lockstep._words import is_cut
+from lockstep._words import grouped, is_cut
 from lockstep.notebook.fold import label
 
 _ENGINES = re.compile(rf"^{texts.ENGINE_ERROR}")
@@ -93,9 +93,7 @@ def _rank(failure: Failure, culprits: Sequence[int]) -> tuple[int, bool]:
 
 
 def _in_short(failures: Sequence[Failure]) -> list[str]:
-    groups: dict[str, list[int]] = {}
-    for failure in failures:
-        groups.setdefault(failure.summary, []).append(failure.process)
+    groups = grouped((failure.summary, failure.process) for failure in failures)
     return [f"{label(group)} {summary}" for summary, group in groups.items()]
 
 

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep._words import grouped
+
 HOLD = 0.3
 """Seconds that a line waits for the others."""
 LOOK_AHEAD = 64
@@ -76,11 +78,11 @@ class Folder:
 
     def unfinished(self, stream: str) -> list[tuple[tuple[int, ...], str]]:
         """The lines that are not complete yet (progress bars, prompts), equal ones once."""
-        groups: dict[str, list[int]] = {}
-        for process, source in self._sources.items():
-            text = source.unfinished.get(stream, "").rstrip("\r")
-            if text and not source.items:
-                groups.setdefault(text, []).append(process)
+        groups = grouped(
+            (text, process)
+            for process, source in self._sources.items()
+            if (text := source.unfinished.get(stream, "").rstrip("\r")) and not source.items
+        )
         return [(tuple(group), text) for text, group in groups.items()]
 
     def take(self, now: float, all_of_it: bool = False) -> list[tuple[tuple[int, ...], Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from lockstep._words import grouped
 from lockstep.notebook.fold import Folder, Line, label
 
 _LIVE_SECONDS = 0.5
@@ -26,9 +27,7 @@ class Value:
         if len(set(texts.values())) == 1:
             first = next(iter(self._contents.values()))
             return first["data"], first.get("metadata", {})
-        groups: dict[str, list[int]] = {}
-        for process, text in texts.items():
-            groups.setdefault(text, []).append(process)
+        groups = grouped((text, process) for process, text in texts.items())
         shown = [_indented(label(group), text) for text, group in groups.items()]
         return {"text/plain": "\n".join(shown)}, {}
 

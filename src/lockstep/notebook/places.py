@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from lockstep._words import grouped
 from lockstep.notebook.fold import label
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -39,9 +40,7 @@ def _described(own: tuple[str, str, str], innermost: tuple[str, str, str]) -> st
 
 def still_running(places: Mapping[int, str]) -> str:
     """``[0,2] still run at In[5]:4; [1] still runs at In[5]:6``: equal places once."""
-    groups: dict[str, list[int]] = {}
-    for process, text in places.items():
-        groups.setdefault(text, []).append(process)
+    groups = grouped((text, process) for process, text in places.items())
     return "; ".join(
         f"{label(group)} still {'runs' if len(group) == 1 else 'run'}{text and f' at {text}'}"
         for text, group in groups.items()

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import _jax_compat
+from lockstep._words import grouped
 from lockstep.job import topology
 from lockstep.replicas import elements, hashes, pieces
 from lockstep.replicas.exchange import Exchange
@@ -110,9 +111,9 @@ class Comparison:
 
     def _hashes(self) -> dict[int, dict[Any, int]]:
         """The hashes of the copies of this process, by array and device."""
-        together: dict[tuple[Any, ...], list[int]] = {}
-        for i, data in self._data.items():
-            together.setdefault(tuple(sorted(data, key=lambda d: d.id)), []).append(i)
+        together = grouped(
+            (tuple(sorted(data, key=lambda d: d.id)), i) for i, data in self._data.items()
+        )
         found = {}
         for devices, arrays in together.items():
             values = hashes.of([[self._data[i][d] for d in devices] for i in arrays])

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep._words import grouped
+
 Index = tuple[tuple[int, int], ...]
 """Where a piece lies in its array: first and behind the last, for each dimension."""
 
@@ -28,9 +30,8 @@ class Piece:
 @functools.lru_cache(maxsize=4096)
 def of(sharding: Any, shape: tuple[int, ...]) -> tuple[Piece, ...]:
     """The pieces that several devices hold, in the order of their indices."""
-    holders: dict[Index, list[Any]] = {}
-    for device, slices in sharding.devices_indices_map(shape).items():
-        holders.setdefault(_index(slices, shape), []).append(device)
+    indices = sharding.devices_indices_map(shape)
+    holders = grouped((_index(slices, shape), device) for device, slices in indices.items())
     return tuple(
         Piece(
             index,

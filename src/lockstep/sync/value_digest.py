@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep._words import processes
+from lockstep._words import grouped, processes
 
 MAX_LEAVES = 5
 MAX_ELEMENTS = 8
@@ -76,9 +76,7 @@ def differences(values: Sequence[Mapping[str, Leaf]], labels: Sequence[str]) -> 
 
 
 def _paragraph(place: str, leaves: Sequence[Leaf], labels: Sequence[str]) -> str:
-    groups: dict[str, list[int]] = {}
-    for process, leaf in enumerate(leaves):
-        groups.setdefault(leaf.digest, []).append(process)
+    groups = grouped((leaf.digest, process) for process, leaf in enumerate(leaves))
     largest = max(map(len, groups.values()))
     several = sum(len(members) == largest for members in groups.values()) > 1
     lines = [f"at {place}:"] if place else []

@@ -15,6 +15,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from lockstep._words import grouped
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -93,9 +95,7 @@ def open_files(pid: int) -> list[str]:
 
 def below(ancestor: int, parent_of: dict[int, int], spared: Collection[int] = ()) -> set[int]:
     """Every process that descends from ``ancestor``, without ``spared`` and what is below them."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parent_of.items():
-        children.setdefault(parent, []).append(pid)
+    children = grouped((parent, pid) for pid, parent in parent_of.items())
     found: set[int] = set()
     waiting = [ancestor]
     while waiting:

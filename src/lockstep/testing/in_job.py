@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from lockstep import _config, _run_files
+from lockstep._words import grouped
 from lockstep.testing import merge
 from pytest_lockstep import layouts
 
@@ -96,9 +97,7 @@ class InJob:
 def compared(first: Verdicts, others: Mapping[int, Verdicts | None]) -> list[str]:
     """The lines of the report: rank 0's count, then how each other rank differs from it."""
     lines = [f"rank 0: {counts(first)}"]
-    by_text: dict[tuple[str, ...], list[int]] = {}
-    for rank, own in others.items():
-        by_text.setdefault(tuple(_differences(first, own)), []).append(rank)
+    by_text = grouped((tuple(_differences(first, own)), rank) for rank, own in others.items())
     for text, ranks in by_text.items():
         head = merge.named(ranks, len(others) + 1).rpartition(" of ")[0]
         lines += [f"{head}: {text[0]}", *(f"  {line}" for line in text[1:])]

@@ -22,7 +22,7 @@ from _pytest._code.code import (
 )
 
 from lockstep._jax_compat import texts
-from lockstep._words import ranges
+from lockstep._words import grouped, ranges
 from lockstep.pool import outcome as pool_outcome
 
 PHASES = ("setup", "call", "teardown")
@@ -158,9 +158,7 @@ def failures(by_rank: Mapping[int, Any], size: int) -> Any:
 
     A value of ``by_rank`` is what pytest shows of a failure, or a text.
     """
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(by_rank):
-        groups.setdefault(_what(by_rank[rank]), []).append(rank)
+    groups = grouped((_what(by_rank[rank]), rank) for rank in sorted(by_rank))
     ordered = sorted(groups.values(), key=lambda of: (_distance(by_rank[of[0]]), of))
     chain: list[Any] = []
     for ranks in ordered:
@@ -191,10 +189,9 @@ def _summary(first: Any, chain: Sequence[Any]) -> ReprFileLocation | None:
 
 def sections(reports: ByRank, size: int) -> list[tuple[str, str]]:
     """The captured output, by rank; equal output once."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for rank in sorted(reports):
-        for title, text in reports[rank].sections:
-            groups.setdefault((title, text), []).append(rank)
+    groups = grouped(
+        (section, rank) for rank in sorted(reports) for section in reports[rank].sections
+    )
     if size == 1:
         return list(groups)
     titles = list(dict.fromkeys(title for title, _ in groups))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lockstep._stderr import complain
-from lockstep._words import printable
+from lockstep._words import grouped, printable
 from lockstep.engine import bindings
 from lockstep.flight_recorder import run_records
 from lockstep.job.topology import Peer
@@ -94,10 +94,7 @@ class RemoteHosts(threading.Thread):
         here = peers[process].host_id
         self._local = local
         self._post = post
-        self._hosts: dict[str, list[Peer]] = {}
-        for peer in peers:
-            if peer.host_id != here:
-                self._hosts.setdefault(peer.host_id, []).append(peer)
+        self._hosts = grouped((peer.host_id, peer) for peer in peers if peer.host_id != here)
         # The processes of a host ask different ones of another.
         self._own_index = [p.process for p in peers if p.host_id == here].index(process)
         self._silent: set[int] = set()

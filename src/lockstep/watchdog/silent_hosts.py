@@ -31,7 +31,7 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._stderr import complain, say
-from lockstep._words import counted, processes
+from lockstep._words import counted, grouped, processes
 from lockstep.engine import bindings
 from lockstep.job import current_job, topology
 from lockstep.job.kv_store import Store
@@ -72,11 +72,12 @@ class Listeners:
         self._own_ports = {port for _, port in own}
         self._all = {address for _, addresses in published for address in addresses}
         self._here = {host for host, _ in own}
-        self.peers_at: dict[str, list[Peer]] = {}
+        self.peers_at = grouped(
+            (host, peer)
+            for peer, addresses in published
+            for host in {host for host, _ in addresses} - self._here
+        )
         """The processes of other hosts by their address."""
-        for peer, addresses in published:
-            for host in {host for host, _ in addresses} - self._here:
-                self.peers_at.setdefault(host, []).append(peer)
 
     def connections(self) -> Iterator[socket.socket]:
         """Those of this process that carry collectives."""
