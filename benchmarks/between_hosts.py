@@ -40,7 +40,7 @@ from lockstep.bench.runner import CaseResult, Runner
 from lockstep.bench.stats import Spread, block_ratios, geometric_mean
 from lockstep.bench.summary import case_entry
 from lockstep.bench.table import format_time
-from lockstep.system import machine
+from lockstep.system import machine, oom
 
 DEFAULT_JOBS = ("tls", "plain", GLOO)
 
@@ -115,7 +115,7 @@ def measure(layout: Layout, options: argparse.Namespace, document: dict[str, Any
             options.jobs,
             options.rounds,
             options.timeout,
-            machine.available_memory(),
+            (oom.free_mb() or 0) << 20,
             copies=False,
         )
         for case in plan(options.collectives, options.sizes, layout.ranks, "f32"):

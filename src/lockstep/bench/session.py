@@ -28,7 +28,7 @@ from lockstep.bench.progress import Reporter
 from lockstep.bench.runner import CaseResult, Jobs, Runner
 from lockstep.doctor import hosts as doctor_hosts
 from lockstep.hosts import host_list
-from lockstep.system import machine
+from lockstep.system import machine, oom
 
 WIDTH_WITHOUT_TERMINAL = 140
 _STDOUT = "standard output"
@@ -83,7 +83,7 @@ class Part:
         cases = plan(args.ops, args.sizes, self._processes * args.devices, args.dtype)
         on_gpus = args.platform is not None
         # This machine's memory stands for that of each host.
-        own = bench_gpus.free_memory() if on_gpus else machine.available_memory()
+        own = bench_gpus.free_memory() if on_gpus else (oom.free_mb() or 0) << 20
         available = own * (hosts.count if hosts else 1)
         with Reporter(len(cases), sys.stderr) as reporter:
             jobs = Jobs(functools.partial(self._start, reporter))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lockstep._finding import Finding, ok, problem, warning
 from lockstep._words import counted, format_size
-from lockstep.system import machine
+from lockstep.system import machine, oom
 
 LITTLE_MEMORY = 1 << 30
 FEW_FILES = 1024
@@ -100,25 +100,16 @@ def _dev_shm() -> tuple[int, int] | None:
     return usage.total, usage.free
 
 
-def _huge_pages() -> str:
-    try:
-        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text("utf-8")
-    except OSError:
-        return ""
-    chosen = re.search(r"\[(\w+)\]", text)
-    return chosen[1] if chosen else ""
-
-
 def probe() -> ResourceFacts:
-    memory = machine.memory()
+    chosen = re.search(r"\[(\w+)\]", machine.huge_pages())
     return ResourceFacts(
         cores=os.cpu_count() or 1,
         usable_cores=len(os.sched_getaffinity(0)),
         cpu_quota=machine.cpu_quota(),
-        memory=memory["total"],
-        available=machine.available_memory(),
-        memory_limit=memory["limit"],
-        huge_pages=_huge_pages(),
+        memory=machine.memory(),
+        available=(oom.free_mb() or 0) << 20,
+        memory_limit=machine.memory_limit(),
+        huge_pages=chosen[1] if chosen else "",
         tunables=os.environ.get("GLIBC_TUNABLES", ""),
         libc=platform.libc_ver(),
         memfd_error=probe_memfd(),

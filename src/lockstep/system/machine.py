@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lockstep.system import oom
+
 CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
@@ -38,12 +40,6 @@ def parse_memory_limit(text: str) -> int | None:
     return limit if limit < _UNLIMITED else None
 
 
-def parse_meminfo(text: str) -> dict[str, int]:
-    """``/proc/meminfo`` in bytes."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
-    return {name: int(kib) << 10 for name, kib in found}
-
-
 def parse_cpu_model(cpuinfo: str) -> str:
     """The processor's name in ``/proc/cpuinfo``; empty when it names none (as on some aarch64)."""
     match = re.search(r"^(?:model name|Hardware|Processor)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
@@ -52,13 +48,11 @@ def parse_cpu_model(cpuinfo: str) -> str:
 
 def _own_group(controller: str) -> Path:
     """The directory of this process's control group (``controller`` is for version 1)."""
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        number, names, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not names and (CGROUP / path.lstrip("/")).is_dir():
-            return CGROUP / path.lstrip("/")
-        if controller in names.split(","):
-            below = CGROUP / controller / path.lstrip("/")
-            return below if below.is_dir() else CGROUP / controller
+    for folder, is_version_2 in oom.groups(controller, Path("/proc"), CGROUP):
+        if folder.is_dir():
+            return folder
+        if not is_version_2:
+            return CGROUP / controller
     return CGROUP
 
 
@@ -72,27 +66,21 @@ def cpu_quota() -> float | None:
     )
 
 
-def memory() -> dict[str, int | None]:
-    """Bytes: ``total`` and ``available`` of the machine, ``limit`` and ``used`` of the group."""
-    info = parse_meminfo(_read(Path("/proc/meminfo")))
+def memory() -> int | None:
+    """Bytes of the machine; None: not known."""
+    return oom.field(Path("/proc/meminfo"), "MemTotal:", 1 << 10)
+
+
+def memory_limit() -> int | None:
+    """Bytes that the control group of this process allows; None: no limit."""
     group = _own_group("memory")
     limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
-    used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
-    return {
-        "total": info.get("MemTotal"),
-        "available": info.get("MemAvailable"),
-        "limit": parse_memory_limit(limit),
-        "used": parse_memory_limit(used),
-    }
+    return parse_memory_limit(limit)
 
 
-def available_memory() -> int:
-    """Bytes that this process and its children may still use, 0 when nothing tells."""
-    facts = memory()
-    bounds = [facts["available"]]
-    if facts["limit"] is not None:
-        bounds.append(facts["limit"] - (facts["used"] or 0))
-    return min((bound for bound in bounds if bound is not None), default=0)
+def huge_pages() -> str:
+    """When this machine uses huge pages, ``always [madvise] never``; "" where it says nothing."""
+    return _read(Path("/sys/kernel/mm/transparent_hugepage/enabled")).strip()
 
 
 def describe() -> dict[str, Any]:
@@ -103,7 +91,7 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
         "cpu_quota": cpu_quota(),
-        "memory": memory()["total"],
+        "memory": memory(),
         "kernel": platform.release(),
-        "transparent_hugepage": _read(Path("/sys/kernel/mm/transparent_hugepage/enabled")).strip(),
+        "transparent_hugepage": huge_pages(),
     }

@@ -17,14 +17,15 @@ def counters(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"))
     """Files with counters of such kills, the most specific first: those of this process's control
     group (version 2, version 1; inside a container they may not exist), that of the machine."""
     found = []
-    for folder, is_version_2 in _groups(proc, cgroups):
+    for folder, is_version_2 in groups("memory", proc, cgroups):
         name = "memory.events" if is_version_2 else "memory.oom_control"
         found += [folder / name, (cgroups if is_version_2 else cgroups / "memory") / name]
     return [*found, proc / "vmstat"]
 
 
-def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, bool]]:
-    """The folders of this process's control groups that may limit memory; True for version 2."""
+def groups(controller: str, proc: Path, cgroups: Path) -> list[tuple[Path, bool]]:
+    """The folders of this process's control groups that may limit memory, or what ``controller``
+    names; True for version 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -34,8 +35,8 @@ def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, bool]]:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             found.append((cgroups / path.lstrip("/"), True))
-        elif "memory" in controllers.split(","):
-            found.append((cgroups / "memory" / path.lstrip("/"), False))
+        elif controller in controllers.split(","):
+            found.append((cgroups / controller / path.lstrip("/"), False))
     return found
 
 
@@ -44,8 +45,8 @@ def free_mb(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) 
 
     None: not known. Swap does not count.
     """
-    found = [_field(proc / "meminfo", "MemAvailable:", 1 << 10)]
-    for folder, is_version_2 in _groups(proc, cgroups):
+    found = [field(proc / "meminfo", "MemAvailable:", 1 << 10)]
+    for folder, is_version_2 in groups("memory", proc, cgroups):
         top = cgroups if is_version_2 else cgroups / "memory"
         for group in (folder, *folder.parents):
             found.append(_free_of_group(group, is_version_2))
@@ -66,10 +67,11 @@ def _free_of_group(group: Path, is_version_2: bool) -> int | None:
         free = int((group / limit).read_text()) - int((group / used).read_text())
     except (OSError, ValueError):
         return None
-    return free + (_field(group / "memory.stat", reclaimable) or 0)
+    return free + (field(group / "memory.stat", reclaimable) or 0)
 
 
-def _field(file: Path, name: str, unit: int = 1) -> int | None:
+def field(file: Path, name: str, unit: int = 1) -> int | None:
+    """The number after ``name`` in a file of the kernel, times ``unit``; None: there is none."""
     try:
         found = re.search(rf"^{name}\s+(\d+)", file.read_text(), re.MULTILINE)
     except OSError:
