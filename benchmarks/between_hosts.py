@@ -28,6 +28,7 @@ import argparse
 import dataclasses
 import json
 import shlex
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ from jobs_on_hosts import GLOO, JOBS, Layout, Layouts, on_hosts
 from lockstep._words import format_size, three_digits
 from lockstep.bench.cases import OPS, parse_sizes, plan
 from lockstep.bench.runner import CaseResult, Runner
-from lockstep.bench.stats import Spread, block_ratios, geometric_mean
+from lockstep.bench.stats import Spread, block_ratios
 from lockstep.bench.summary import case_entry
 from lockstep.bench.table import format_time
 from lockstep.system import machine, oom
@@ -127,7 +128,7 @@ def measure(layout: Layout, options: argparse.Namespace, document: dict[str, Any
         each = [e["times_as_fast_as_gloo"].get(name) for e in entries]
         ratios = [ratio["median"] for ratio in each if ratio]
         if ratios:
-            means[name] = {"mean": geometric_mean(ratios), "least": min(ratios)}
+            means[name] = {"mean": statistics.geometric_mean(ratios), "least": min(ratios)}
             print(
                 "{}: {mean:.2f} times as fast as gloo (geometric mean), least {least:.2f}".format(
                     name, **means[name]

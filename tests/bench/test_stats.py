@@ -25,11 +25,6 @@ def test_ratios_pair_blocks_that_both_have() -> None:
     assert stats.block_ratios(other, first) == [10.0, 2.0]
 
 
-def test_geometric_mean() -> None:
-    assert stats.geometric_mean([1, 100]) == pytest.approx(10)
-    assert stats.geometric_mean([]) is None
-
-
 @pytest.mark.parametrize(
     ("seconds", "count"), [(1e-5, 2000), (0.02, 1), (3.0, 1), (1e-9, 8192), (0.0, 8192)]
 )

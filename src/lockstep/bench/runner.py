@@ -218,18 +218,14 @@ class Runner:
         measurement.calls += _slowest(answers, "call")
 
     def _copy(self, turns: Sequence[_Turn], result: CaseResult) -> None:
-        for turn in turns:
-            if not turn.alive:
-                continue
-            try:
-                job = self._jobs.get(turn.implementation)
-                answers = job.request("copy", self._timeout, seconds=COPY_SECONDS)
-            except JobFailed as error:
-                self._jobs.failed(turn.implementation, error)
-                turn.measurement.status, turn.measurement.reason = "failed", str(error)
-                continue
+        def measure(job: Driven) -> None:
+            answers = job.request("copy", self._timeout, seconds=COPY_SECONDS)
             result.copy_rates.append(sum(answer["rate"] for answer in answers))
-            return
+
+        measured = len(result.copy_rates)
+        for turn in turns:
+            if len(result.copy_rates) == measured:
+                self._guarded(turn, measure)
 
     def _settle(self, turn: _Turn) -> None:
         measurement = turn.measurement

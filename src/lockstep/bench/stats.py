@@ -1,10 +1,12 @@
-"""Median, quartiles, ratios and geometric means. Pure."""
+"""Medians, quartiles and ratios. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import statistics
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,18 +20,10 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         """Raises `ValueError` when there are no values."""
-        ordered = sorted(values)
-        return cls(*(quantile(ordered, q) for q in (0.5, 0.25, 0.75)))
-
-
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """The ``q`` quantile of rising ``ordered``, interpolated linearly between neighbours."""
-    if not ordered:
-        raise ValueError("no values")
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+        found = list(values)
+        if not found:
+            raise ValueError("no values")
+        return cls(*np.quantile(found, (0.5, 0.25, 0.75)).tolist())
 
 
 def block_ratios(other: Sequence[Sequence[float]], first: Sequence[Sequence[float]]) -> list[float]:
@@ -39,13 +33,7 @@ def block_ratios(other: Sequence[Sequence[float]], first: Sequence[Sequence[floa
     both, and their ratio moves less than either.
     """
     pairs = zip(other, first, strict=False)
-    return [Spread.of(o).median / Spread.of(f).median for o, f in pairs if o and f]
-
-
-def geometric_mean(values: Iterable[float]) -> float | None:
-    """None when there are no values."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+    return [statistics.median(o) / statistics.median(f) for o, f in pairs if o and f]
 
 
 def loop_count(seconds: float, target: float, most: int = 8192) -> int:

@@ -7,6 +7,7 @@ meaning.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from lockstep._config import Link
 from lockstep.bench import algorithm_choice
 from lockstep.bench.cases import LARGE, OPS, SMALL, Case
 from lockstep.bench.runner import CaseResult, Measurement
-from lockstep.bench.stats import Spread, block_ratios, geometric_mean
+from lockstep.bench.stats import Spread, block_ratios
 
 SCHEMA = "lockstep.bench/1"
 
@@ -99,9 +100,8 @@ def geometric_means(
                 continue
             row: dict[str, Any] = {"op": op, "implementation": other}
             for name in ("small", "large", "all"):
-                row[name] = geometric_mean(
-                    e["ratio"][other]["median"] for e in mine if _in_range(e, name)
-                )
+                ratios = [e["ratio"][other]["median"] for e in mine if _in_range(e, name)]
+                row[name] = statistics.geometric_mean(ratios) if ratios else None
             row["least"] = min(e["ratio"][other]["median"] for e in mine)
             means.append(row)
     return means

@@ -36,12 +36,16 @@ def _bandwidth(result: Mapping[str, Any]) -> str:
     return "-" if rate is None else three_digits(rate / 1e9)
 
 
+def _titled(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold")
+
+
 def _op_table(report: Mapping[str, Any], op: str) -> Table:
     first, *others = report["implementations"]
     entries = [entry for entry in report["cases"] if entry["op"] == op]
     with_share = any(any(entry["share_of_limit"].values()) for entry in entries)
     with_line = any(any(entry.get("share_of_line", {}).values()) for entry in entries)
-    table = Table(title=op, title_justify="left", title_style="bold")
+    table = _titled(op)
     table.add_column("per device", justify="right")
     for name in report["implementations"]:
         table.add_column(name, justify="right")
@@ -71,11 +75,7 @@ def _op_table(report: Mapping[str, Any], op: str) -> Table:
 
 def _means_table(report: Mapping[str, Any]) -> Table:
     first = report["implementations"][0]
-    table = Table(
-        title=f"how many times faster {first} is (geometric means)",
-        title_justify="left",
-        title_style="bold",
-    )
+    table = _titled(f"how many times faster {first} is (geometric means)")
     for column in ("", "than", "up to 64 KiB", "1 MiB and more", "all sizes", "least"):
         table.add_column(column, justify="right" if column not in ("", "than") else "left")
     for row in report["geometric_means"]:
@@ -86,11 +86,7 @@ def _means_table(report: Mapping[str, Any]) -> Table:
 
 
 def _calls_table(report: Mapping[str, Any]) -> Table:
-    table = Table(
-        title="one call from Python, smallest size",
-        title_justify="left",
-        title_style="bold",
-    )
+    table = _titled("one call from Python, smallest size")
     table.add_column("")
     table.add_column("per device", justify="right")
     for name in report["implementations"]:
@@ -138,7 +134,7 @@ def _line_text(hosts: Mapping[str, Any]) -> str:
 
 
 def _algorithms_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="algorithms for this network", title_justify="left", title_style="bold")
+    table = _titled("algorithms for this network")
     table.add_column("")
     table.add_column("per device", justify="right")
     table.add_column("algorithm")
