@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.processes.line_merge import MAX_LINE, LineCutter, Merger, Sink, host_prefix, prefix
+from lockstep.processes.line_merge import MAX_LINE, LineCutter, Merger, Sink, prefix
 
 A, B = b"[0] ", b"[1] "
 
@@ -75,20 +75,20 @@ def test_without_prefixes_every_byte_arrives(pieces: list[tuple[bytes, bytes]]) 
 
 
 def test_numbers_are_aligned() -> None:
-    assert prefix(3, 12, colour=False) == b"[ 3] "
-    assert prefix(11, 12, colour=False) == b"[11] "
-    assert prefix(0, 1, colour=False) == b"[0] "
+    assert prefix(3, ["a"] * 12, colour=False) == b"[ 3] "
+    assert prefix(11, ["a"] * 12, colour=False) == b"[11] "
+    assert prefix(0, ["a"], colour=False) == b"[0] "
 
 
 def test_hosts_are_aligned_too() -> None:
     hosts = ["a"] * 9 + ["node10", "b"]
-    assert host_prefix(3, hosts, colour=False) == b"[ 3@a]      "
-    assert host_prefix(9, hosts, colour=False) == b"[ 9@node10] "
-    assert host_prefix(10, hosts, colour=True).endswith(b"[10@b]     \x1b[0m ")
+    assert prefix(3, hosts, colour=False) == b"[ 3@a]      "
+    assert prefix(9, hosts, colour=False) == b"[ 9@node10] "
+    assert prefix(10, hosts, colour=True).endswith(b"[10@b]     \x1b[0m ")
 
 
 def test_colour_ends_before_the_line_begins() -> None:
-    assert prefix(0, 2, colour=True).endswith(b"[0]\x1b[0m ")
+    assert prefix(0, ["a", "a"], colour=True).endswith(b"[0]\x1b[0m ")
 
 
 def test_a_sink_whose_reader_is_gone_drops_what_it_gets() -> None:

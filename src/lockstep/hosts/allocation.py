@@ -42,10 +42,9 @@ def outside(hosts: list[Host], environ: Mapping[str, str]) -> list[str]:
     Slurm knows its hosts by short names. This very machine does not count: nothing goes there by
     ssh.
     """
-    found = cluster_env.allocation(environ)
-    if found is None or found.found_by != slurm.NAME:
+    if not (inside := _slurm_hosts(environ)):
         return []
-    own = {_short(name) for name, _ in found.hosts}
+    own = set(map(_short, inside))
     return [
         host.name
         for host in hosts
@@ -57,8 +56,7 @@ def check_inside(hosts: list[Host], environ: Mapping[str, str]) -> None:
     """Raises `ConfigError` for hosts that are `outside` of the Slurm allocation."""
     if not (names := outside(hosts, environ)):
         return
-    found = cluster_env.allocation(environ)
-    inside = ",".join(name for name, _ in found.hosts) if found else ""
+    inside = ",".join(_slurm_hosts(environ))
     raise ConfigError(
         f"{','.join(names)} {'does' if len(names) == 1 else 'do'} not belong to this Slurm "
         f"allocation, which has {inside}. Processes there would run outside of it, by ssh, where "
@@ -74,7 +72,11 @@ def _short(name: str) -> str:
 
 def by_srun(hosts: list[Host], environ: Mapping[str, str]) -> bool:
     """Whether all of these hosts belong to a Slurm allocation, so that srun reaches them."""
+    inside = _slurm_hosts(environ)
+    return bool(inside) and {host.name for host in hosts} <= set(inside)
+
+
+def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
+    """The hosts of the Slurm allocation around this process; none outside of one."""
     found = cluster_env.allocation(environ)
-    if found is None or found.found_by != slurm.NAME:
-        return False
-    return {host.name for host in hosts} <= {name for name, _ in found.hosts}
+    return [name for name, _ in found.hosts] if found and found.found_by == slurm.NAME else []

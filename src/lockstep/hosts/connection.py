@@ -12,7 +12,6 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from lockstep.hosts import lease
 from lockstep.hosts.host_list import Host
 from lockstep.hosts.lease import SILENCE_SECONDS
 from lockstep.hosts.starters import is_here
+from lockstep.processes.process_start import popen
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, ChannelError, Message
 
@@ -63,7 +63,8 @@ class Connection:
         self._channel = Channel(reads, writes, after_greeting=True)
         os.set_blocking(self._stderr_fd, False)
         self._stderr = b""
-        self._exit_code: int | None = None
+        self.exit_code: int | None = None
+        """How the command ended that started the agent; None: not yet."""
         self._clocks: collections.deque[_Lag] = collections.deque(maxlen=_CLOCKS)
         self._program = os.path.basename(command[0])
         self._is_agent = is_here(host) and self._program != "srun"
@@ -79,9 +80,11 @@ class Connection:
         self._on_message: OnMessage = lambda connection, message: None
         self._on_loss: OnLoss = lambda connection: None
         try:
-            self.pid = _start(command, inp, out, err)
+            self.pid = popen(
+                command, _prepare, stdin=inp, stdout=out, stderr=err, start_new_session=True
+            )
         except OSError as error:
-            self.pid, self._exit_code = -1, _NOT_FOUND
+            self.pid, self.exit_code = -1, _NOT_FOUND
             self.lose(f"no agent could be started on {host.name}: {error}")
         finally:
             for fd in (inp, out, err):
@@ -184,7 +187,7 @@ class Connection:
         if self._stderr_fd >= 0:
             os.close(self._stderr_fd)
             self._stderr_fd = -1
-        process_tree.kill({self.pid} if self._exit_code is None else set(), signal.SIGTERM)
+        process_tree.kill({self.pid} if self.exit_code is None else set(), signal.SIGTERM)
 
     # Sending
 
@@ -224,11 +227,6 @@ class Connection:
         return self._stderr.decode("utf-8", "replace").strip()
 
     @property
-    def exit_code(self) -> int | None:
-        """How the command ended that started the agent; None: not yet."""
-        return self._exit_code
-
-    @property
     def heard_at(self) -> float:
         """When the last message has arrived."""
         return self._answers.heard_at
@@ -245,11 +243,7 @@ class Connection:
     def _has_passed_on(self) -> bool:
         """Whether the exit code is that of the agent, and not of what connects to it."""
         passes_on = self._program == "ssh" or not self._stderr
-        return self._exit_code in range(_SSH_FAILED) and passes_on
-
-    def reaped(self, exit_code: int) -> None:
-        """Takes note of the end of the command."""
-        self._exit_code = exit_code
+        return self.exit_code in range(_SSH_FAILED) and passes_on
 
     def _note_pause(self) -> None:
         # This clock goes on while the machine is suspended.
@@ -258,10 +252,10 @@ class Connection:
         self._ticked_at = now
 
     def _why_ended(self) -> str:
-        if self._exit_code is None:
+        if self.exit_code is None:
             with contextlib.suppress(ChildProcessError):
-                self._exit_code = _exit_code_soon(self.pid)
-        host, code = self.host.name, self._exit_code
+                self.exit_code = _exit_code_soon(self.pid)
+        host, code = self.host.name, self.exit_code
         said = printable(" ".join(self.stderr.split()), _SHOWN)
         noise = "" if self.greeted else printable(self._channel.noise.decode(errors="replace"), 200)
         text = said or noise.strip()
@@ -287,7 +281,7 @@ class Connection:
         )
 
     def _how(self) -> str:
-        code = self._exit_code
+        code = self.exit_code
         if code is None:
             return "its connection was closed"
         if code < 0:
@@ -310,20 +304,6 @@ def _exit_code_soon(pid: int) -> int | None:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.005)
     return None
-
-
-def _start(command: Sequence[str], stdin: int, stdout: int, stderr: int) -> int:
-    """The pid of the started command. Raises OSError."""
-    started = subprocess.Popen(
-        command,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-        preexec_fn=_prepare,
-    )
-    started.returncode = 0  # it is reaped with all children; Popen's finalizer must not
-    return started.pid
 
 
 def _prepare() -> None:

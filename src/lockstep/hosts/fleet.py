@@ -204,7 +204,7 @@ class Fleet:
         by_pid = {each.pid: each for each in self.connections}
         for pid, code in ended:
             if pid in by_pid:
-                by_pid[pid].reaped(code)
+                by_pid[pid].exit_code = code
 
     def drop(self, gone: Sequence[Connection]) -> None:
         """Forgets hosts that take no part any more."""
@@ -236,5 +236,5 @@ def _has_ended(connection: Connection) -> bool:
         except ChildProcessError:  # it was never started, or was reaped with all children
             pid, status = connection.pid, 0
         if pid:
-            connection.reaped(os.waitstatus_to_exitcode(status))
+            connection.exit_code = os.waitstatus_to_exitcode(status)
     return connection.exit_code is not None

@@ -10,7 +10,7 @@ from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.processes.console import Console
 from lockstep.processes.first_failure import EndedProcess
-from lockstep.processes.job_processes import Output, ended_process
+from lockstep.processes.job_processes import Output
 from lockstep.processes.job_spec import LaunchSpec
 
 
@@ -49,15 +49,8 @@ class RemoteProcess:
         return self.exit is None
 
     def ended(self) -> EndedProcess:
-        return ended_process(
-            self.process_id,
-            self.exit,
-            self.ended_at,
-            self._record,
-            self._output,
-            self.stderr,
-            self.connection.label,
-        )
+        host = self.connection.label
+        return self._output.ended(self.exit, self.ended_at, self._record, host)
 
     def on_error(self, record: ErrorRecord) -> None:
         """Takes its recorded error, with a time of this host's clock."""

@@ -106,8 +106,8 @@ class RemoteProcesses:
     def start(self) -> None:
         console = self._loop.console
         labels = [c.label for c, placed in self._places for _ in placed.processes]
-        out = consoles.host_prefixes(labels, console.stdout, self._job.prefixed)
-        err = consoles.host_prefixes(labels, console.stderr, self._job.prefixed)
+        out = consoles.prefixes(labels, console.stdout, self._job.prefixed)
+        err = consoles.prefixes(labels, console.stderr, self._job.prefixed)
         for connection, placed in self._places:
             for process_id in placed.processes:
                 prefixes = (out[process_id], err[process_id])

@@ -111,7 +111,7 @@ class ReturningHosts:
         codes = dict(ended)
         for each in self._tries.values():
             if each.connection and each.connection.pid in codes:
-                each.connection.reaped(codes[each.connection.pid])
+                each.connection.exit_code = codes[each.connection.pid]
 
     def end(self) -> None:
         """Ends the tries; the fleet waits for their commands."""

@@ -60,11 +60,13 @@ class Output:
 
     def _line(self, stream: str, line: bytes) -> None:
         found = _RANK.match(line)
-        rank = int(found[1]) if found else -1
-        if not 0 <= rank < len(self._hosts) or not line.startswith(self._prefix(rank, False)):
+        rank, prefix = int(found[1]) if found else -1, b""
+        if 0 <= rank < len(self._hosts):
+            prefix = line_merge.prefix(rank, self._hosts, False)
+        if not prefix or not line.startswith(prefix):
             self.said.append(line.decode("utf-8", "replace"))
             return
-        text = line[len(self._prefix(rank, False)) :]
+        text = line[len(prefix) :]
         if (marked := _MARK.search(text)) is not None:
             self._marked[stream, rank] = int(marked[1])
             text = text[: marked.start()]
@@ -75,16 +77,11 @@ class Output:
         if self.is_shown:
             self._show(getattr(sys, stream), rank, text)
 
-    def _prefix(self, rank: int, coloured: bool) -> bytes:
-        if len(set(self._hosts)) == 1:
-            return line_merge.prefix(rank, len(self._hosts), coloured)
-        return line_merge.host_prefix(rank, self._hosts, coloured)
-
     def _show(self, target: TextIO | None, rank: int, text: bytes) -> None:
         # The caller may have closed or replaced its streams.
         with contextlib.suppress(Exception):
             assert target is not None
             coloured = target.isatty() and line_merge.wants_colour(target.fileno())
-            prefix = self._prefix(rank, coloured)
+            prefix = line_merge.prefix(rank, self._hosts, coloured)
             target.write((prefix + text).decode("utf-8", "replace") + "\n")
             target.flush()

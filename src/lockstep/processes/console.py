@@ -16,7 +16,6 @@ from lockstep.processes.line_merge import (
     LineCutter,
     Merger,
     Sink,
-    host_prefix,
     prefix,
     same_file,
     wants_colour,
@@ -260,15 +259,8 @@ def open_log(folder: Path | None, name: str) -> BinaryIO | None:
     return (folder / name).open("wb", buffering=0)
 
 
-def prefixes(processes: int, outlet: Outlet, prefixed: bool) -> list[bytes]:
-    """The prefix of each process's lines on ``outlet``."""
+def prefixes(hosts: Sequence[str], outlet: Outlet, prefixed: bool) -> list[bytes]:
+    """The prefix of each process's lines on ``outlet``; ``hosts``: that of each process."""
     if not prefixed:
-        return [b""] * processes
-    return [prefix(i, processes, outlet.colour) for i in range(processes)]
-
-
-def host_prefixes(hosts: Sequence[str], outlet: Outlet, prefixed: bool) -> list[bytes]:
-    """The prefix of each process's lines in a job on several hosts; ``hosts``: that of each."""
-    if not prefixed or len(set(hosts)) == 1:
-        return prefixes(len(hosts), outlet, prefixed)
-    return [host_prefix(i, hosts, outlet.colour) for i in range(len(hosts))]
+        return [b""] * len(hosts)
+    return [prefix(i, hosts, outlet.colour) for i in range(len(hosts))]

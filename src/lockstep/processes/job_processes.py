@@ -129,10 +129,10 @@ class Output:
         attempt = job.config.attempt
         self._process_id = process_id
         self._may_prompt = process_id == 0 and has_stdin()
-        self.logs: Path | None = (
+        self._logs: Path | None = (
             _run_files.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
         )
-        self._files = [open_log(self.logs, name) for name in ("stdout.log", "stderr.log")]
+        self._files = [open_log(self._logs, name) for name in ("stdout.log", "stderr.log")]
 
     def streams(
         self, fds: tuple[int, int], console: Console, prefixes: tuple[bytes, bytes]
@@ -150,23 +150,17 @@ class Output:
                 strict=True,
             )
         )
+        self._stderr = err
         return out, err
 
-
-def ended_process(
-    process_id: int,
-    exit: Exit | None,
-    ended_at: float,
-    record: ErrorRecord | None,
-    output: Output,
-    stderr: Stream,
-    host: str = "",
-) -> EndedProcess:
-    """How a process ended. Writes its error next to its logs, if there are logs."""
-    if record and output.logs:
-        with contextlib.suppress(OSError):
-            record.write(output.logs)
-    exit = exit or Exit(exit_code=0)
-    words = last_words(stderr.tail, exit.status)
-    on_screen = tuple(stderr.on_screen) if record else ()
-    return EndedProcess(process_id, exit, ended_at, record, words, host, on_screen)
+    def ended(
+        self, exit: Exit | None, ended_at: float, record: ErrorRecord | None, host: str = ""
+    ) -> EndedProcess:
+        """How the process ended. Writes its error next to its logs, if there are logs."""
+        if record and self._logs:
+            with contextlib.suppress(OSError):
+                record.write(self._logs)
+        exit = exit or Exit(exit_code=0)
+        words = last_words(self._stderr.tail, exit.status)
+        on_screen = tuple(self._stderr.on_screen) if record else ()
+        return EndedProcess(self._process_id, exit, ended_at, record, words, host, on_screen)

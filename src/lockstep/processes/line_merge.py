@@ -20,19 +20,13 @@ _ATOMIC_WRITE = 4096  # PIPE_BUF: a pipe that polls as writable takes this much 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
-def prefix(process_id: int, processes: int, colour: bool) -> bytes:
-    """The prefix of every line of a process, with aligned numbers."""
-    return _coloured(f"[{process_id:{len(str(processes - 1))}}]", process_id, colour)
-
-
-def host_prefix(process_id: int, hosts: Sequence[str], colour: bool) -> bytes:
-    """The prefix of a process on one of several hosts, ``[3@a]``; ``hosts``: that of each."""
+def prefix(process_id: int, hosts: Sequence[str], colour: bool) -> bytes:
+    """The prefix of every line of a process, aligned: ``[3]``, and ``[3@a]`` where the job has
+    several hosts; ``hosts``: that of each process."""
     number = f"{process_id:{len(str(len(hosts) - 1))}}"
-    text = f"[{number}@{hosts[process_id]}]".ljust(len(number) + 3 + max(map(len, hosts)))
-    return _coloured(text, process_id, colour)
-
-
-def _coloured(text: str, process_id: int, colour: bool) -> bytes:
+    text = f"[{number}]"
+    if len(set(hosts)) > 1:
+        text = f"[{number}@{hosts[process_id]}]".ljust(len(number) + 3 + max(map(len, hosts)))
     if colour:
         text = f"\x1b[{_COLOURS[process_id % len(_COLOURS)]}m{text}\x1b[0m"
     return text.encode() + b" "

@@ -15,7 +15,7 @@ from lockstep.processes import console as consoles
 from lockstep.processes.child_process import ChildProcess
 from lockstep.processes.console import Console, Stream
 from lockstep.processes.first_failure import EndedProcess, not_started
-from lockstep.processes.job_processes import Loop, Output, ended_process
+from lockstep.processes.job_processes import Loop, Output
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.pmi import PmiServer
 from lockstep.processes.preload import Preloaded, PreloadError
@@ -52,9 +52,7 @@ class LocalProcess(ChildProcess):
         self.stdout, self.stderr = self._output.streams(fds, console, prefixes)
 
     def ended(self) -> EndedProcess:
-        return ended_process(
-            self.process_id, self.exit, self.ended_at, self.record(), self._output, self.stderr
-        )
+        return self._output.ended(self.exit, self.ended_at, self.record())
 
 
 class LocalProcesses:
@@ -91,8 +89,8 @@ class LocalProcesses:
         count, prefixed = self._job.processes, self._job.prefixed
         fd_limit.make_room_in_launcher(count, 0)
         console = self._loop.console
-        out = consoles.prefixes(count, console.stdout, prefixed)
-        err = consoles.prefixes(count, console.stderr, prefixed)
+        out = consoles.prefixes([""] * count, console.stdout, prefixed)
+        err = consoles.prefixes([""] * count, console.stderr, prefixed)
         turn_at = 0.0
         if not self._preload():
             return

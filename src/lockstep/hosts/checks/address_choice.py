@@ -71,16 +71,13 @@ def _on_interface(
 ) -> Choice:
     network = network_of(interface)
     for each in own:
-        if each["name"] == interface if network is None else _is_in(each["address"], network):
+        address = ipaddress.ip_address(each["address"])
+        if each["name"] == interface if network is None else address in network:
             return Choice(each["address"])
     what = f"no interface {interface}" if network is None else f"no address in {interface}"
     if any(each["name"] == interface for each in there):
         what = f"{interface} has loopback addresses alone, where no other host reaches it"
     return Choice("", f"{what}: it has {_listed(own)}")
-
-
-def _is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
-    return ipaddress.ip_address(address) in network
 
 
 def shown(facts: Mapping[str, Any]) -> str:

@@ -50,8 +50,8 @@ def other_version(host: HostState, version: str, request: Request) -> Failure:
     )
 
 
-def _check_package(
-    host: HostState, hosts: Sequence[HostState], request: Request, package: str
+def check_package(
+    package: str, host: HostState, hosts: Sequence[HostState], request: Request
 ) -> Finding:
     versions = {each.label: each.facts["versions"][package] for each in hosts}
     own, (common, others) = versions[host.label], most(versions)
@@ -65,14 +65,6 @@ def _check_package(
         f"{own or 'not installed'}, but {common} on {listed(others)}",
         host.there(request, f"{install} {package}=={common}"),
     )
-
-
-def check_jax(host: HostState, hosts: Sequence[HostState], request: Request) -> Finding:
-    return _check_package(host, hosts, request, "jax")
-
-
-def check_jaxlib(host: HostState, hosts: Sequence[HostState], request: Request) -> Finding:
-    return _check_package(host, hosts, request, "jaxlib")
 
 
 def check_python(host: HostState, hosts: Sequence[HostState], request: Request) -> Finding:

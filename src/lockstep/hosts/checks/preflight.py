@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from lockstep._finding import OK, PROBLEM, STATUSES, Finding, problem
@@ -20,8 +21,8 @@ Findings = Mapping[str, Sequence[Finding]]
 _CHECKS = (
     each_host.check_lockstep,
     each_host.check_python,
-    each_host.check_jax,
-    each_host.check_jaxlib,
+    functools.partial(each_host.check_package, "jax"),
+    functools.partial(each_host.check_package, "jaxlib"),
     each_host.check_directory,
     each_host.check_program,
     each_host.check_disk,
