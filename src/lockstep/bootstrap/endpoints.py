@@ -25,7 +25,7 @@ from lockstep.engine.options import Network
 from lockstep.job import job_key, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.system import openssl, ucx
+from lockstep.system import openssl, port_reservation, ucx
 
 _GRPC_PREFIX = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
 """Before the host of an address: jax.distributed.initialize() takes whatever gRPC does."""
@@ -137,7 +137,7 @@ def meet(
         check = startup_liveness.check(peers, process, other)
         return _addresses(store.get(name, peers[other].label, check), peers[other])
 
-    own = [_name(each) for each in listeners]
+    own = [port_reservation.address(each) for each in listeners]
     # What processes of this host have published is read too: what one raises, all are to raise.
     found = store.all_gather(prefix, process, len(peers), own, receive)
     at = {i: addresses[0] for i, addresses in enumerate(found)}
@@ -153,11 +153,6 @@ def _addresses(published: Any, peer: Peer) -> list[str]:
     ):
         return published
     raise InitializationError(f"{peer.label} has published no address: {published!r:.100}.")
-
-
-def _name(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def prepare() -> None:

@@ -84,28 +84,12 @@ def initialize(
       InitializationError: a process has not arrived in time or has ended, or this process does not
         know its place in a job.
     """
+    arguments = dict(locals())
+    del arguments["check"], arguments["more"]
     import jax
 
     plugin.check_in_time()
     if _jax_compat.distributed_client() is None:
-        arguments = {
-            "coordinator_address": coordinator_address,
-            "num_processes": num_processes,
-            "process_id": process_id,
-            "local_device_ids": local_device_ids,
-            "cluster_detection_method": cluster_detection_method,
-            "initialization_timeout": initialization_timeout,
-            "heartbeat_timeout_seconds": heartbeat_timeout_seconds,
-            "shutdown_timeout_seconds": shutdown_timeout_seconds,
-            "coordinator_bind_address": coordinator_bind_address,
-            "slice_index": slice_index,
-            "partition_index": partition_index,
-            "mtls_cert_file": mtls_cert_file,
-            "mtls_key_file": mtls_key_file,
-            "mtls_ca_file": mtls_ca_file,
-            "mtls_peer_uri_prefix": mtls_peer_uri_prefix,
-            "verify_secure_credentials": verify_secure_credentials,
-        }
         # What was left out is not passed on: an older jax may not know it.
         defaults = inspect.signature(initialize).parameters
         given = {n: value for n, value in arguments.items() if value != defaults[n].default}

@@ -62,7 +62,7 @@ def prepare() -> None:
             _late = True
             return _jax_compat.after_jax_import(_refuse_a_job, dict, dict)
         if choice == "lockstep":
-            _set_callbacks()
+            bindings.set_callbacks(start=_start_engine, devices=_hand_in_devices, site=_call_site)
             _unfit = _misfit(library or "")
         elif choice == "mpi":
             _mpi().open_library()
@@ -76,10 +76,6 @@ def prepare() -> None:
         jax=lambda: _variables_of_jax("mpi" if library else "gloo"),
         jaxlib=lambda: {_LIBRARY: library} if library and not _unfit else {},
     )
-
-
-def _set_callbacks() -> None:
-    bindings.set_callbacks(start=_start_engine, devices=_hand_in_devices, site=_call_site)
 
 
 def _mpi() -> Any:

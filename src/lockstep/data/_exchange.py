@@ -19,8 +19,7 @@ from lockstep import _jax_compat
 from lockstep._errors import DataError
 from lockstep._words import grouped, processes
 from lockstep.job import current_job, kv_store
-from lockstep.job.call_numbers import CallNumbers
-from lockstep.sync.barrier import barrier
+from lockstep.sync import barrier
 
 FAILED = -1
 """Published in place of a count by a process whose source has raised an error."""
@@ -37,19 +36,9 @@ def exchange(words: str, value: Any) -> list[Any]:
     Raises:
       MissingProcessError: as `lockstep.barrier`.
     """
-    client = _jax_compat.distributed_client()
-    if client is None:
+    if _jax_compat.distributed_client() is None:
         return [value]
-    process, count = _jax_compat.distributed_place()
-    use = current_job.part(CallNumbers).next(_FOLDER)
-    store = kv_store.of_application(client)
-    store.put(f"{_FOLDER}/{use}/{process}", value)
-    barrier(words)
-    found = store.values(f"{_FOLDER}/{use}")
-    if process == 0 and use > 1:
-        # All have passed the barrier of this exchange, so all have read the one before it.
-        client.key_value_delete(f"{_FOLDER}/{use - 1}/")
-    return [found[str(other)] for other in range(count)]
+    return barrier.exchange(_FOLDER, value, lambda: barrier.barrier(words))
 
 
 def require_same_batches(words: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,7 @@ def document(areas: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
         "schema": SCHEMA,
         "status": worst(finding for _, findings in areas for finding in findings),
         "checks": [
-            {
-                "area": area,
-                "name": finding.name,
-                "status": finding.status,
-                "found": finding.found,
-                "fix": finding.fix,
-            }
+            {"area": area, **dataclasses.asdict(finding)}
             for area, findings in areas
             for finding in findings
         ],

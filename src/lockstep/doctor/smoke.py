@@ -8,14 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
-
-
-def _free_address() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def main() -> None:
@@ -23,8 +16,10 @@ def main() -> None:
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
     import lockstep
     from lockstep.engine import bindings
+    from lockstep.system import port_reservation
 
-    lockstep.initialize(_free_address(), num_processes=1, process_id=0)
+    with port_reservation.reserve() as port:
+        lockstep.initialize(port_reservation.address(port), num_processes=1, process_id=0)
     import jax
     import jax.numpy as jnp
     import numpy as np

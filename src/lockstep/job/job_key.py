@@ -23,7 +23,6 @@ import hashlib
 import hmac
 import os
 import stat
-from pathlib import Path
 
 from lockstep import _config, _run_files
 
@@ -78,8 +77,10 @@ def own(processes: int) -> JobKey:
     # Whether one launcher has started all processes: on this host, or by ``lockstep run --hosts``.
     is_whole = config.local_num_processes == config.num_processes or config.num_hosts is not None
     is_job = is_whole and config.num_processes == processes
-    if is_job and config.run_dir and (secret := _read_secret(Path(config.run_dir))):
-        return JobKey(secret, is_secret_of_run=True)
+    # Where the launcher has left no secret it has not started the whole job.
+    if is_job and config.run_dir:
+        if secret := read_key(os.path.join(config.run_dir, _run_files.SECRET)).key:
+            return JobKey(secret, is_secret_of_run=True)
     return JobKey(None, f"{file.problem} {file.fix}".strip())
 
 
@@ -91,12 +92,6 @@ def derive(key: bytes, purpose: str, length: int = 32) -> bytes:
         block = hmac.digest(extracted, block + purpose.encode() + bytes([number]), "sha256")
         made += block
     return made[:length]
-
-
-def _read_secret(run_dir: Path) -> bytes | None:
-    """None where the launcher has left none: then it has not started the whole job."""
-    file = read_key(str(run_dir / _run_files.SECRET))
-    return file.key
 
 
 def read_key(path: str | None) -> KeyFile:

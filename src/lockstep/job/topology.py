@@ -6,7 +6,6 @@ Pure: `lockstep.bootstrap.engine_start` exchanges the records, this module draws
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import typing
@@ -54,13 +53,6 @@ class Peer:
         if self.agent_of is not None:
             return f"the agent of process {self.agent_of} (pid {self.pid} on {self.host_name})"
         return f"process {self.process} (pid {self.pid} on {self.host_name})"
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Peer:
-        return cls.from_fields(json.loads(text))
 
     @classmethod
     def from_fields(cls, values: Any) -> Peer:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep._words import counted
+from lockstep._words import counted, grouped
 from lockstep.processes.job_spec import HostChanges
 
 SCHEMA = "lockstep.restarts/1"
@@ -72,8 +72,7 @@ def table(restarts: Sequence[Restart], seconds: float) -> str:
         rows.append((cause, str(len(own)), *map(_shown, [*sums, sum(sums)])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join([f"  {row[0]:{widths[0]}}", *(f"{v:>{w}}" for v, w in _numbers(row, widths))])
-        for row in rows
+        "  ".join([f"  {row[0]:{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
     lost = _shown(sum(each.seconds for each in restarts))
     head = f"{lost} of {_shown(seconds)} lost in {counted(len(restarts), 'restart')}:"
@@ -109,17 +108,12 @@ def values(restarts: Sequence[Restart], seconds: float) -> dict[str, Any]:
     }
 
 
-def _numbers(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, int]]:
-    return list(zip(row, widths, strict=True))[1:]
-
-
 def _shown(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
 def _by_cause(restarts: Sequence[Restart]) -> dict[str, list[Restart]]:
-    causes = dict.fromkeys(each.cause for each in restarts)
-    return {cause: [each for each in restarts if each.cause == cause] for cause in causes}
+    return grouped((each.cause, each) for each in restarts)
 
 
 def _rounded(found: dict[str, Any]) -> dict[str, Any]:

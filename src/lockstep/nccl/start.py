@@ -10,7 +10,7 @@ from lockstep import _config, _jax_compat, _run_files
 from lockstep._stderr import complain
 from lockstep.callsites import frames
 from lockstep.flight_recorder import run_records
-from lockstep.job import current_job, job_key, kv_store, topology
+from lockstep.job import current_job, kv_store, topology
 from lockstep.nccl import gpus, installed, library
 from lockstep.nccl.ras_polls import RasPolls
 from lockstep.programs import compilations
@@ -63,7 +63,7 @@ def start(platform: str) -> None:
         complain(f"{error}; a job that hangs is not explained.")
         return
     compilations.note(current_job.part(OwnWaits).note_compilation)
-    store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
+    store = kv_store.of_application(_jax_compat.distributed_client())
     path = f"/proc/self/fd/{descriptor}"
     source = Source(
         _NCCL, lambda latest: run_records.read_record(path, latest=latest), counts=RasPolls()

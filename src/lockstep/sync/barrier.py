@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -76,28 +77,35 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     """
     own = _leaves(value)
     service_loss.raise_if_lost()
-    client = _jax_compat.distributed_client()
-    if client is None:
+    if _jax_compat.distributed_client() is None:
         return
-    process, count = _jax_compat.distributed_place()
     words = f"assert_same(..., {name!r})"
-    key = f"lockstep/same/{name}"
-    use = current_job.part(CallNumbers).next(key)
-    shared = kv_store.of_application(client)
     published = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
-    shared.put(f"{key}/{use}/{process}", published)
-    _wait(words, f"same/{name}", timeout)
-    found = {**shared.values(f"{key}/{use}"), str(process): published}
-    if process == 0 and use > 1:
-        # All have left the check before this one, or they would not be here.
-        client.key_value_delete(f"{key}/{use - 1}/")
-    leaves = [
-        {place: value_digest.Leaf(*leaf) for place, leaf in found[str(i)].items()}
-        for i in range(count)
-    ]
-    differences = value_digest.differences(leaves, engine_start.labels(count))
+    found = exchange(
+        f"lockstep/same/{name}", published, lambda: _wait(words, f"same/{name}", timeout)
+    )
+    leaves = [{place: value_digest.Leaf(*leaf) for place, leaf in one.items()} for one in found]
+    differences = value_digest.differences(leaves, engine_start.labels(len(leaves)))
     if differences is not None:
         raise DifferenceError(f"{words}: the processes differ\n{differences}")
+
+
+def exchange(folder: str, value: Any, wait: Callable[[], None]) -> list[Any]:
+    """The ``value`` of every process of a job, by its index, through its key-value store.
+
+    ``wait`` is a barrier of all processes.
+    """
+    client = _jax_compat.distributed_client()
+    process, count = _jax_compat.distributed_place()
+    use = current_job.part(CallNumbers).next(folder)
+    shared = kv_store.of_application(client)
+    shared.put(f"{folder}/{use}/{process}", value)
+    wait()
+    found = shared.values(f"{folder}/{use}")
+    if process == 0 and use > 1:
+        # All have left the exchange before this one, or they would not be here.
+        client.key_value_delete(f"{folder}/{use - 1}/")
+    return [found[str(other)] for other in range(count)]
 
 
 @service_loss.as_reason()

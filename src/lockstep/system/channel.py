@@ -70,22 +70,18 @@ class Decoder:
         """``after_greeting``: messages begin behind `GREETING`, else at once."""
         self._data = bytearray()
         self._bounds = bounds
-        self._greeted = not after_greeting
+        self.greeted = not after_greeting
+        """Whether the other side has shown that it is an agent."""
         self.noise = b""
         """What came before the greeting."""
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the other side has shown that it is an agent."""
-        return self._greeted
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that are complete with ``data``. Raises `ChannelError`."""
         self._data += data
-        if not self._greeted:
+        if not self.greeted:
             self._find_greeting()
         found: list[Message] = []
-        while self._greeted and (message := self._next()) is not None:
+        while self.greeted and (message := self._next()) is not None:
             found.append(message)
         return found
 
@@ -95,7 +91,7 @@ class Decoder:
         if len(self.noise) > _MAX_NOISE + len(GREETING):
             raise ChannelError("the agent did not start: something else writes to its output")
         if at >= 0:
-            self._greeted = True
+            self.greeted = True
             del self._data[: at + len(GREETING)]
 
     def _next(self) -> Message | None:

@@ -80,7 +80,7 @@ def publish_artifacts(peers: Sequence[Peer], agent: Peer, artifacts: Sequence[Ar
         for peer in peers
         if peer.host_id == agent.host_id
     }
-    members = [peer.to_json() for peer in (*peers, *topology.agents(peers))]
+    members = [dataclasses.asdict(peer) for peer in (*peers, *topology.agents(peers))]
     _send({"kind": "answer", "process": agent.process, "peers": members, "artifacts": published})
 
 
@@ -172,7 +172,7 @@ class AgentNetwork:
             os.close(listener)
 
     def _answer(self, values: dict[str, Any]) -> None:
-        members = [Peer.from_json(text) for text in values["peers"]]
+        members = [Peer.from_fields(peer) for peer in values["peers"]]
         own = members[values["process"]]
         peers = [peer for peer in members if peer.agent_of is None]
         artifacts = {

@@ -13,7 +13,7 @@ from lockstep import _config, _jax_compat, _run_files
 from lockstep._stderr import complain
 from lockstep.callsites import frames
 from lockstep.flight_recorder.format import ProcessRecord
-from lockstep.job import current_job, job_key, kv_store, topology
+from lockstep.job import current_job, kv_store, topology
 from lockstep.programs import compilations, gloo_faults, launches
 from lockstep.programs.compilations import Program
 from lockstep.watchdog import main_thread, shutdown_hook
@@ -52,7 +52,7 @@ def start(library: str, counts: LibraryCounts | None = None) -> None:
     if library == _GLOO and (jaxlib := _jax_compat.gloo_scatters_wrong()):
         record.new_program = _WrongScatters(jaxlib, process, owner).look
     looked = _Looks(record)
-    store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
+    store = kv_store.of_application(_jax_compat.distributed_client())
     source = Source(library, looked.read, record.programs, owner, record.has_collectives, counts)
     watch = Watch(store, peer, count, source, folder)
     current_job.part(_Watched).watch = watch

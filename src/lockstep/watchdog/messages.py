@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import format, run_records
 from lockstep.flight_recorder.waits import waits_of
 
+Callers = Mapping[int, tuple[run_records.Caller, ...]]
+"""The lines of the program behind each site."""
 _MAX_BODY = 1 << 28
 """Bytes, unpacked."""
 
@@ -57,13 +59,12 @@ def pack_processes(processes: Sequence[run_records.Process]) -> tuple[list[dict[
     for process in processes:
         record = encode_record(process.record) if process.record else b""
         records.append(record)
-        callers = {site: [_fields(c) for c in made] for site, made in process.callers.items()}
         reports.append(
             {
                 "index": process.index,
                 "bytes": len(record),
                 "sites": [_fields(site) for site in process.sites],
-                "callers": callers,
+                "callers": pack_callers(process.callers),
                 "problems": list(process.problems),
                 "waits": process.waits.values(),
                 "exit": _fields(process.exit) if process.exit else None,
@@ -85,8 +86,20 @@ def _site(fields: Sequence[Any]) -> run_records.Site:
     return run_records.site_of(dict(zip(run_records.Site.__slots__, fields, strict=True)))
 
 
-def _caller(file: Any, line: Any, function: Any, columns: Any) -> run_records.Caller:
-    return run_records.Caller(str(file), int(line), str(function), str(columns))
+def pack_callers(callers: Callers) -> dict[str, list[list[Any]]]:
+    """The lines behind sites, as JSON has them."""
+    return {str(site): [_fields(each) for each in lines] for site, lines in callers.items()}
+
+
+def unpack_callers(found: Mapping[str, Any]) -> Callers:
+    """What `pack_callers` has packed. Raises ValueError or TypeError for anything else."""
+    return {
+        int(site): tuple(
+            run_records.Caller(str(file), int(line), str(function), str(columns))
+            for file, line, function, columns in lines
+        )
+        for site, lines in found.items()
+    }
 
 
 def _room(record: format.ProcessRecord) -> int:
@@ -106,10 +119,6 @@ def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[run
         count = int(one["bytes"])
         record = format.parse(records[at : at + count]) if count else None
         at += count
-        callers = {
-            int(site): tuple(_caller(*fields) for fields in made)
-            for site, made in one["callers"].items()
-        }
         sites = tuple(map(_site, one["sites"]))
         problems = tuple(map(str, one["problems"]))
         ending = Exit(*one["exit"]) if one["exit"] else None
@@ -120,7 +129,7 @@ def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[run
                 sites,
                 exit=ending,
                 problems=problems,
-                callers=callers,
+                callers=unpack_callers(one["callers"]),
                 waits=waits_of(one["waits"]),
             )
         )

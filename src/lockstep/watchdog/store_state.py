@@ -16,6 +16,7 @@ from lockstep.flight_recorder.program_difference import Difference
 from lockstep.flight_recorder.waits import Waits
 from lockstep.programs import compilations, launches
 from lockstep.programs.compilations import Program
+from lockstep.watchdog import messages
 from lockstep.watchdog.still_thread import Limit
 
 KEPT = 64
@@ -30,7 +31,7 @@ class ProcessState:
 
     index: int
     record: ProcessRecord
-    callers: Mapping[int, tuple[run_records.Caller, ...]]
+    callers: messages.Callers
     stack: str
     """The Python stack of its main thread, the innermost frame first."""
     at: str
@@ -54,13 +55,9 @@ class ProcessState:
         packed = zlib.compress(
             format.encode(self.record, KEPT if longest <= KEPT else format.ENTRIES)
         )
-        callers = {
-            str(site): [[c.file, c.line, c.function, c.columns] for c in lines]
-            for site, lines in self.callers.items()
-        }
         return {
             "record": base64.b64encode(packed).decode(),
-            "callers": callers,
+            "callers": messages.pack_callers(self.callers),
             "stack": self.stack,
             "at": self.at,
             "inside": self.inside,
@@ -79,12 +76,7 @@ class ProcessState:
         """Raises `RecordError` for what no process of this version publishes."""
         try:
             packed = zlib.decompressobj().decompress(base64.b64decode(found["record"]), _MAX_BYTES)
-            callers = {
-                int(site): tuple(
-                    run_records.Caller(str(f), int(n), str(w), str(c)) for f, n, w, c in lines
-                )
-                for site, lines in found["callers"].items()
-            }
+            callers = messages.unpack_callers(found["callers"])
             names = ("stack", "at", "inside", "left")
             stack, at, inside, left = (str(found[name]) for name in names)
             record, still = format.parse(packed), float(found["still"])
