@@ -82,7 +82,7 @@ def concatenate_rows(local: Any, sharding: NamedSharding | None = None) -> Rows:
         )
     counts = tuple(int(count) for _, count, _ in found)
     layout = _layout_for(counts, sharding)
-    padded = jax.tree.map(lambda x: _pad(x, len(layout.rows)), block)
+    padded = _layout.padded(block, count, len(layout.rows))
     return Rows(layout.place(padded), layout.mask(count), counts, layout)
 
 
@@ -112,12 +112,6 @@ def _layout_for(counts: tuple[int, ...], sharding: NamedSharding) -> _layout.Bat
     on_each = _layout.parts_of_processes(WORDS, sharding)
     of_part = max(-(-count // own) for count, own in zip(counts, on_each, strict=True))
     return _layout.layout(WORDS, max(1, of_part) * parts, sharding)
-
-
-def _pad(x: np.ndarray, rows: int) -> np.ndarray:
-    out = np.zeros((rows, *x.shape[1:]), x.dtype)
-    out[: len(x)] = x
-    return out
 
 
 def _held_rows(x: jax.Array, layout: _layout.BatchLayout) -> np.ndarray:

@@ -146,6 +146,14 @@ def as_numpy(x: Any) -> np.ndarray:
         return np.array(np.asarray(bits)).view(kind)
 
 
+def padded(block: Tree, count: int, rows: int) -> Tree:
+    """The first ``count`` rows of the arrays, and zeros up to ``rows`` rows."""
+    if count == rows:
+        return block
+    behind = (0, rows - count)
+    return jax.tree.map(lambda x: np.pad(x[:count], [behind, *[(0, 0)] * (x.ndim - 1)]), block)
+
+
 def leaf_name(path: Any) -> str:
     return jax.tree_util.keystr(path) or "(the row itself)"
 

@@ -17,7 +17,7 @@ from grain.experimental import RebatchIterDataset, ThreadPrefetchIterDataset
 
 from lockstep._errors import DataError
 from lockstep.data import _spec
-from lockstep.data._layout import BatchLayout, as_numpy, checked, leaf_name
+from lockstep.data._layout import BatchLayout, as_numpy, checked, leaf_name, padded
 from lockstep.data._sources import WORDS, Indexed, Stream, stacked
 
 AHEAD = 2
@@ -40,7 +40,7 @@ def of_indexed(
         # A process without a row of the last batch reads one, for structure and types.
         block = checked(WORDS, source.read(real if len(real) else np.array([source.length - 1])))
         alike.check(f"from row {rows[0]} on", block)
-        return place(_padded(block, len(real), len(rows)), len(real))
+        return place(padded(block, len(real), len(rows)), len(real))
 
     dataset = grain.MapDataset.range(count).map(batch)
     options = grain.ReadOptions(num_threads=AHEAD, prefetch_buffer_size=AHEAD)
@@ -74,7 +74,7 @@ def of_stream(source: Stream, layout: BatchLayout, last: str, place: Place) -> A
                 f"{WORDS}: the last batch of process {jax.process_index()} has {count} of {local} "
                 "rows. Give last='pad' to fill it with masked rows, or last='drop' to leave it out."
             )
-        return place(_padded(block, count, local), count)
+        return place(padded(block, count, local), count)
 
     return iter(ThreadPrefetchIterDataset(batched.map(finish), prefetch_buffer_size=AHEAD))
 
@@ -119,19 +119,6 @@ def _block(item: Any) -> Any:
         return array
 
     return jax.tree_util.tree_map_with_path(copied, item)
-
-
-def _padded(block: Any, count: int, local: int) -> Any:
-    """The first ``count`` rows of the arrays, and zeros up to ``local`` rows."""
-    if count == local:
-        return block
-
-    def pad(x: np.ndarray) -> np.ndarray:
-        out = np.zeros((local, *x.shape[1:]), x.dtype)
-        out[:count] = x[:count]
-        return out
-
-    return jax.tree.map(pad, block)
 
 
 class _Items(grain.IterDataset):

@@ -129,7 +129,8 @@ def _scatter_leaf(value: Any, spec: Any, sharding: Any, source: int) -> jax.Arra
         for bounds, buffer in buffers.items():
             _copy_common(piece, block, buffer, bounds)
     parts = [jax.device_put(buffers[_bounds(i, shape)], device) for device, i in places.items()]
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=_held_as(dtype))
+    held_as = jax.dtypes.canonicalize_dtype(dtype)  # without x64, JAX halves the wide ones
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=held_as)
 
 
 def _aligned(shape: list[int], dtype: Any) -> np.ndarray:
@@ -139,11 +140,6 @@ def _aligned(shape: list[int], dtype: Any) -> np.ndarray:
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _held_as(dtype: Any) -> Any:
-    """The type of a device's array: without x64, JAX halves the wide ones."""
-    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _bounds(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

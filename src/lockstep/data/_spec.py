@@ -50,21 +50,9 @@ def shapes(spec: Any) -> Any:
         case {"none": True}:
             return None
         case {"shape": shape, "dtype": dtype}:
-            return jax.ShapeDtypeStruct(tuple(shape), _dtype(dtype))
+            # NumPy itself does not know bfloat16.
+            return jax.ShapeDtypeStruct(tuple(shape), jax.numpy.dtype(dtype))
     raise TypeError(f"a {spec.get('other')}")
-
-
-def empty(spec: Any) -> Any:
-    """Zeros of a spec; raises TypeError for a node of another type."""
-    import jax
-
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes(spec))
-
-
-def _dtype(name: str) -> np.dtype:
-    import jax.numpy as jnp
-
-    return jnp.dtype(name)  # NumPy itself does not know bfloat16
 
 
 def agree(words: str, tree: Any, has_one: bool) -> Any:
@@ -79,6 +67,8 @@ def agree(words: str, tree: Any, has_one: bool) -> Any:
       DataError: on every process, if structure, shapes or types differ, or if a process without a
         batch cannot know the type of a node.
     """
+    import jax
+
     found = exchange(words, spec_of(tree) if has_one else None)
     specs = {process: spec for process, spec in enumerate(found) if spec is not None}
     if not specs:
@@ -91,17 +81,15 @@ def agree(words: str, tree: Any, has_one: bool) -> Any:
             f"  process {other[0]}: {text(specs[other[0]])}"
         )
     try:
-        return empty(specs[first])
+        tree = shapes(specs[first])
     except TypeError as error:
-        if len(specs) == len(found):
-            import jax
-
-            return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
-        missing = [process for process in range(len(found)) if process not in specs]
-        raise DataError(
-            f"{words}: {processes(missing)} has no batch, and those of process {first} have a node "
-            f"({error}) that is no dict, list or tuple, so that no empty batch can be made there."
-        ) from None
+        if missing := [process for process in range(len(found)) if process not in specs]:
+            raise DataError(
+                f"{words}: {processes(missing)} has no batch, and those of process {first} have a "
+                f"node ({error}) that is no dict, list or tuple, so that no empty batch can be "
+                "made there."
+            ) from None
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
 
 
 def text(spec: Any) -> str:
