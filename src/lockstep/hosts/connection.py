@@ -14,7 +14,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep._words import printable, signal_name
 from lockstep.hosts import lease
@@ -24,6 +24,7 @@ from lockstep.hosts.starters import is_here
 from lockstep.processes.process_start import popen
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, ChannelError, Message
+from lockstep.watchdog.messages import Clock
 
 _CLOCKS = 64
 """So many last answers tell the clock of the host: clocks drift by some ms in this time."""
@@ -33,13 +34,6 @@ _NOT_FOUND, _SSH_FAILED = 127, 255
 
 OnMessage = Callable[["Connection", Message], None]
 OnLoss = Callable[["Connection"], None]
-
-
-class _Lag(NamedTuple):
-    """Bounds of how much the host's clock lags behind this one's, in nanoseconds."""
-
-    least: int
-    most: int
 
 
 class Connection:
@@ -65,7 +59,7 @@ class Connection:
         self._stderr = b""
         self.exit_code: int | None = None
         """How the command ended that started the agent; None: not yet."""
-        self._clocks: collections.deque[_Lag] = collections.deque(maxlen=_CLOCKS)
+        self._clocks: collections.deque[Clock] = collections.deque(maxlen=_CLOCKS)
         self._program = os.path.basename(command[0])
         self._is_agent = is_here(host) and self._program != "srun"
         """Whether the command is the agent itself, and not what connects to it."""
@@ -150,7 +144,7 @@ class Connection:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             asked, at = int(message.head["t"]), int(message.head["at"])
             self._answers.answered(asked, received / 1e9)
-            self._clocks.append(_Lag(asked - at, received - at))
+            self._clocks.append(Clock(asked - at, received - at))
 
     def _read_stderr(self) -> None:
         try:
@@ -212,14 +206,7 @@ class Connection:
     @property
     def shift_ns(self) -> int:
         """To be added to times of the host's monotonic clock to get times of this host's."""
-        best = min(self._clocks, key=lambda a: a.most - a.least, default=None)
-        return (best.least + best.most) // 2 if best else 0
-
-    @property
-    def clock_error_ns(self) -> int:
-        """How far `shift_ns` may be off; 0 before the first answer."""
-        best = min(self._clocks, key=lambda a: a.most - a.least, default=None)
-        return (best.most - best.least + 1) // 2 if best else 0
+        return min(self._clocks, key=lambda clock: clock.error, default=Clock(0, 0)).shift
 
     @property
     def stderr(self) -> str:

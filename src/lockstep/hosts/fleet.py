@@ -88,7 +88,7 @@ class Fleet:
         starting = [each for each in fresh if not each.lost and not each.facts]
         while waiting and len(starting) < MAX_STARTING:
             host, label = waiting.popleft()
-            fresh.append(Connection(host, label, self._command(host)))
+            fresh.append(self.begin(host, label))
             self.connections.append(fresh[-1])
             fresh[-1].attach(selector, _take_hello, lambda connection: None)
             starting += [] if fresh[-1].lost else [fresh[-1]]
@@ -105,15 +105,11 @@ class Fleet:
             )
 
     def begin(self, host: Host, label: str) -> Connection:
-        """Starts an agent on a host, and waits for nothing; `adopt` takes the connection in.
+        """Starts an agent on a host, and waits for nothing. The caller adds it to `connections`.
 
         Raises OSError where the command cannot be started.
         """
         return Connection(host, label, self._command(host))
-
-    def adopt(self, connection: Connection) -> None:
-        """Looks after a connection of `begin` from now on."""
-        self.connections.append(connection)
 
     def ask(
         self,

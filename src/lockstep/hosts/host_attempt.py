@@ -268,7 +268,9 @@ class HostAttempt:
                 self._signalled_at = min(self._signalled_at, time.monotonic())
                 signal_members(self._job, self._members, int(head["number"]))
             case "lost":
-                self._on_lost([int(each) for each in head["processes"]])
+                # Lost with their host: the processes here raise an error.
+                with contextlib.suppress(OSError):
+                    _run_files.write_lost(self._job.attempt_dir, list(map(int, head["processes"])))
             case "hold":
                 self._held = bool(head["held"])
             case "stdin":
@@ -280,11 +282,6 @@ class HostAttempt:
                 self._begin_sweep()
             case kind if kind in KINDS:
                 self._relay.on_message(message)
-
-    def _on_lost(self, processes: Sequence[int]) -> None:
-        """The launcher has lost these with their host: the processes here raise an error."""
-        with contextlib.suppress(OSError):
-            _run_files.write_lost(self._job.attempt_dir, processes)
 
     def _begin_sweep(self) -> None:
         """Ends what the processes have left running, after some time to end by itself."""

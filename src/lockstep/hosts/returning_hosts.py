@@ -119,7 +119,7 @@ class ReturningHosts:
             if each.connection:
                 if not each.connection.greeted:  # ssh would try on for some seconds
                     each.connection.detach_for_good()
-                self._fleet.adopt(each.connection)
+                self._fleet.connections.append(each.connection)
         self._tries.clear()
 
     # Losses
@@ -233,7 +233,7 @@ class ReturningHosts:
         name, label = connection.host.name, connection.label
         del self._tries[name]
         connection.detach()
-        self._fleet.adopt(connection)
+        self._fleet.connections.append(connection)
         if lost := self.agents.get(name):
             self._fleet.drop([lost])
             self._replaced.append(lost)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep import _config, _jax_compat
+from lockstep import _config, _jax_compat, _run_files
 from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, Exit
 from lockstep._stderr import complain
 from lockstep.engine import bindings
@@ -286,10 +286,7 @@ class Watchdog(threading.Thread):
     def _note_that_programs_vary(self) -> None:
         with contextlib.suppress(Exception):
             self._comparison.note_that_programs_vary()
-        folder = self._records.folder(self._process)
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                (folder / PROGRAMS_VARY).touch()
+        _run_files.leave_note(self._records.folder(self._process), PROGRAMS_VARY)
 
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
