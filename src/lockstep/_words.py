@@ -56,16 +56,16 @@ def is_cut(text: str) -> bool:
     return text.endswith("...") or _LEFT_OUT.search(text) is not None
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """``0-2, 5`` for 0, 1, 2, 5, in the order given; the first few of many."""
+def ranges(numbers: Sequence[int], most: int = MAX_RUNS) -> str:
+    """``0-2, 5`` for 0, 1, 2, 5, in the order given; ``most`` runs of many."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    shown = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:MAX_RUNS])
-    rest = [f"... ({len(numbers)} in all)"] if len(runs) > MAX_RUNS else []
+    shown = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:most])
+    rest = [f"... ({len(numbers)} in all)"] if len(runs) > most else []
     return ", ".join([*shown, *rest])
 
 

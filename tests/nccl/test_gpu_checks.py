@@ -254,7 +254,7 @@ def test_each_known_hang_has_a_source_and_a_version_that_mends_it() -> None:
 
 def test_facts_are_the_same_after_their_way_from_another_host() -> None:
     known = dataclasses.replace(GOOD, apart=((0, 1),), gpus=(H200, Gpu("x", processes=(1, 2))))
-    assert GpuFacts.from_json(json.loads(json.dumps(known.to_json()))) == known
+    assert GpuFacts.from_json(json.loads(json.dumps(dataclasses.asdict(known)))) == known
 
 
 # Several hosts
@@ -262,7 +262,9 @@ def test_facts_are_the_same_after_their_way_from_another_host() -> None:
 
 def on_hosts(*known: GpuFacts | None) -> list[dict[str, Finding]]:
     names = "abc"[: len(known)]
-    hosts = [state(n, names, gpus=own.to_json() if own else {}) for n, own in enumerate(known)]
+    hosts = [
+        state(n, names, gpus=dataclasses.asdict(own) if own else {}) for n, own in enumerate(known)
+    ]
     return [
         {each.name: each for each in gpu_findings.check(host, hosts, REQUEST) if each.status != OK}
         for host in hosts
@@ -295,6 +297,6 @@ def test_hosts_that_differ_are_told_with_what_most_have() -> None:
 
 
 def test_facts_of_an_agent_that_cannot_be_read_are_a_problem() -> None:
-    hosts = [state(0, "ab", gpus={"gpus": 7}), state(1, "ab", gpus=GOOD.to_json())]
+    hosts = [state(0, "ab", gpus={"gpus": 7}), state(1, "ab", gpus=dataclasses.asdict(GOOD))]
     [finding] = gpu_findings.check(hosts[0], hosts, REQUEST)
     assert finding.status == PROBLEM

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,14 +91,6 @@ def probe_foreign_memfd() -> str:
                 child.kill()
 
 
-def _dev_shm() -> tuple[int, int] | None:
-    try:
-        usage = shutil.disk_usage("/dev/shm")
-    except OSError:
-        return None
-    return usage.total, usage.free
-
-
 def probe() -> ResourceFacts:
     chosen = re.search(r"\[(\w+)\]", machine.huge_pages())
     return ResourceFacts(
@@ -114,7 +105,7 @@ def probe() -> ResourceFacts:
         libc=platform.libc_ver(),
         memfd_error=probe_memfd(),
         foreign_memfd_error=probe_foreign_memfd(),
-        dev_shm=_dev_shm(),
+        dev_shm=machine.dev_shm(),
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
 

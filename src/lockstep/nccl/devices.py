@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.nccl import installed, visible
-from lockstep.system import subprocess_output
+from lockstep.system import machine, subprocess_output
 from lockstep.system.interfaces import interfaces
 from lockstep.system.subprocess_output import said_by
 
@@ -76,12 +76,9 @@ class GpuFacts:
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The variables of NCCL, and those that hide GPUs."""
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> GpuFacts:
-        """Raises TypeError, ValueError or LookupError for what `to_json` does not make."""
+        """Raises TypeError, ValueError or LookupError for what is no `dataclasses.asdict` of it."""
         gpus = tuple(
             Gpu(**{**one, **{k: tuple(one[k]) for k in ("capability", "processes")}})
             for one in found["gpus"]
@@ -111,7 +108,7 @@ def probe(environ: Mapping[str, str] = os.environ) -> GpuFacts:
         packages=_packages(),
         other_nccl=installed.other(environ),
         machine=platform.machine(),
-        shared_memory=_shared_memory(),
+        shared_memory=(machine.dev_shm() or (0, 0))[0],
         interfaces=tuple((each.name, each.address) for each in interfaces()),
         environ={name: environ[name] for name in environ if name.startswith(_VARIABLES)},
     )
@@ -226,12 +223,5 @@ def _packages() -> dict[str, str]:
     return found
 
 
-def _shared_memory() -> int:
-    try:
-        return shutil.disk_usage("/dev/shm").total
-    except OSError:
-        return 0
-
-
 if __name__ == "__main__":
-    print(json.dumps(probe().to_json()))
+    print(json.dumps(dataclasses.asdict(probe())))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep._words import grouped
+from lockstep._words import grouped, ranges
 
 HOLD = 0.3
 """Seconds that a line waits for the others."""
@@ -21,13 +21,7 @@ LOOK_AHEAD = 64
 
 def label(processes: Sequence[int]) -> str:
     """``[0]``, ``[0-3]``, ``[0,2-3]``: ascending numbers."""
-    spans: list[list[int]] = []
-    for number in sorted(processes):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return "[" + ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans) + "]"
+    return f"[{ranges(sorted(processes), len(processes)).replace(', ', ',')}]"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from lockstep._words import grouped
 from lockstep.notebook.fold import label
+from lockstep.system import stack_dump
 
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _CELL = re.compile(r"In\[\d+\]$")
 
 
@@ -22,7 +22,7 @@ def place(stacks: str) -> str:
     ``stacks`` is what faulthandler has written of all threads.
     """
     for thread in stacks.split("\n\n"):
-        frames = _FRAME.findall(thread)
+        frames = stack_dump.FRAME.findall(thread)
         own = next((frame for frame in frames if _CELL.match(frame[0])), None)
         if own is not None:
             return _described(own, frames[0])

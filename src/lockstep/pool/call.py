@@ -64,7 +64,7 @@ class Call:
         try:
             self._wait()
         except KeyboardInterrupt:
-            self._processes.interrupt(self._number)
+            self._processes.send("interrupt", number=self._number)
             self._deadline = time.monotonic() + INTERRUPT_SECONDS
             self._wait()
             raise

@@ -92,9 +92,6 @@ class Outcome:
 class RemoteTraceback(Exception):
     """The traceback of a process of the pool: the cause of the exception that the caller gets."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 

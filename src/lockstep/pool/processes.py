@@ -230,10 +230,6 @@ class Processes:
                         self.unread.add(rank)
                     to.break_off()
 
-    def interrupt(self, number: int) -> None:
-        """Raises KeyboardInterrupt in the function of call ``number``."""
-        self.send("interrupt", number=number)
-
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """The Python stacks of processes."""
         found = dict.fromkeys(ranks, "it has not started yet")

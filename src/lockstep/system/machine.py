@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ def memory_limit() -> int | None:
     group = _own_group("memory")
     limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
     return parse_memory_limit(limit)
+
+
+def dev_shm() -> tuple[int, int] | None:
+    """Size and free bytes of /dev/shm; None: there is none."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return None
+    return usage.total, usage.free
 
 
 def huge_pages() -> str:

@@ -43,7 +43,7 @@ _OURS = (
     f'File "{_PACKAGE / "pool"}',
     'File "<frozen runpy>"',
 )
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _FIRST_THREAD = re.compile(r"^(?<!\n\n)(?:Current thread|Thread) 0x", re.MULTILINE)
 """The first line of a dump: faulthandler puts an empty line before the other threads."""
 _LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
@@ -133,7 +133,7 @@ def outside_libraries(text: str) -> str:
 
     Else the innermost one. Without any frame, ``text`` itself.
     """
-    frames = _FRAME.findall(main_thread(text))
+    frames = FRAME.findall(main_thread(text))
     own = (frame for frame in frames if not _is_in_library(frame[0]))
     found = next(own, frames[0] if frames else None)
     return f"{found[0]}:{found[1]} in {found[2]}" if found else text
@@ -141,7 +141,7 @@ def outside_libraries(text: str) -> str:
 
 def is_in(text: str, file: str) -> bool:
     """Whether the main thread runs a function of a file whose path ends with ``file``."""
-    return any(path.endswith(f"/{file}") for path, _, _ in _FRAME.findall(main_thread(text)))
+    return any(path.endswith(f"/{file}") for path, _, _ in FRAME.findall(main_thread(text)))
 
 
 def shortened(text: str) -> str:
@@ -152,7 +152,7 @@ def shortened(text: str) -> str:
 
 def _is_ours(block: str) -> bool:
     """Whether Lockstep has started this thread, and no line of the user runs in it."""
-    files = [file for file, _, _ in _FRAME.findall(block)]
+    files = [file for file, _, _ in FRAME.findall(block)]
     started_by = next((file for file in reversed(files) if file != threading.__file__), "")
     if not files or files[-1] != threading.__file__ or not _is_in_package(started_by):
         return False

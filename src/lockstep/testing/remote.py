@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-_NO_NEXT = ""
 LOCK = "pdb.lock"
 
 
@@ -41,8 +40,8 @@ class Request:
 
     nodeid: str
     path: str
-    next_nodeid: str = _NO_NEXT
-    next_path: str = ""
+    next_nodeid: str
+    next_path: str
 
 
 class TestFailed(Exception):

@@ -66,7 +66,7 @@ def _gpus(request: Mapping[str, Any]) -> dict[str, Any]:
     # A late import: only hosts with GPUs need it.
     from lockstep.nccl import devices
 
-    return devices.ask(float(request.get("gpu_seconds") or 1)).to_json()
+    return dataclasses.asdict(devices.ask(float(request.get("gpu_seconds") or 1)))
 
 
 def versions() -> dict[str, str]:
