@@ -171,15 +171,12 @@ def make_log_dir(text: str | None, run: str) -> Path | None:
     return path
 
 
-def open_standard_streams() -> None:
-    """Makes sure that descriptors 0, 1 and 2 are open, and that process 0 may read from 0."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # A job in the background must not take the terminal's input from the shell. The kernel stops
-    # background processes that try, but not process 0, which has a session of its own.
+def leave_input_of_others() -> None:
+    """Has process 0 read nothing where the terminal's input is that of another job.
+
+    The kernel stops background processes that try, but not process 0, which has a session of its
+    own.
+    """
     with contextlib.suppress(OSError):
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
             null = os.open(os.devnull, os.O_RDONLY)

@@ -168,10 +168,9 @@ def headline(
         and e.failed
         and (e.record is not None or e.ended_at <= stopping_at or e.died_by_itself)
     ]
-    manners: dict[str, list[EndedProcess]] = {}
-    for ending in later:
-        how = textwrap.shorten(manner(ending), MAX_LETTERS) if found else _how(ending, first)
-        manners.setdefault(how, []).append(ending)
+    manners = _words.grouped(
+        (textwrap.shorten(manner(e), MAX_LETTERS) if found else _how(e, first), e) for e in later
+    )
     shown = list(manners.items())[:MAX_CONSEQUENCES]
     report += [_later(how, group, first) for how, group in shown]
     if more := len(later) - sum(len(group) for _, group in shown):

@@ -66,7 +66,7 @@ def run(
     membership = members(hosts, args)
     variables = exported(args.export, environ)
     before_start.warn_of_collectives(environ, config)
-    before_start.open_standard_streams()
+    before_start.leave_input_of_others()
     log_dir = before_start.make_log_dir(args.log_dir, failed_runs.new_name())
     job = LaunchSpec(
         program=tuple(program),

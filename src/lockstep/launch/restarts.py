@@ -62,7 +62,8 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
     """Runs the job until it succeeds, is stopped, or has failed too often; its last status."""
     restarts = Restarts(job.max_restarts)
     lost = _LostTime()
-    with contextlib.ExitStack() as ports_held, lost:
+    with contextlib.ExitStack() as ports_held:
+        ports_held.callback(lost.close)
         place = place or ThisHost(ports_held)
         while True:
             supervisor = Supervisor(job, lifeline, restarts, place.processes, lost.account)
@@ -96,10 +97,8 @@ class _LostTime:
         self._is_logged = False
         self._is_told = False
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """The run has ended."""
         if self._is_logged:  # else nothing is kept of the run, or it was moved with the records
             self.write()
         if text := self._table():

@@ -67,7 +67,7 @@ def run(
     usable = cpu_affinity.usable()
     before_start.warn(args, usable)
     before_start.warn_of_collectives(environ, config)
-    before_start.open_standard_streams()
+    before_start.leave_input_of_others()
     log_dir = before_start.make_log_dir(args.log_dir, failed_runs.new_name())
     folder = caller.run_dir or run_dir.make_locked()[0]
     run_dir.share_secret(folder)

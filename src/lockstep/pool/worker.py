@@ -36,9 +36,7 @@ class _Worker:
         self._engine = config.collectives == "lockstep"
         connected = unix_socket.connect(Path(config.run_dir or ""), messages.SOCKET)
         self._channel = Channel.of(connected, TRUSTED)
-        self._stacks = _run_files.process_dir(
-            Path(config.run_dir or ""), config.attempt, self._rank
-        )
+        self._stacks = Path(config.own_dir or "", stack_dump.FILE)
         self._sending = threading.Lock()
         self._running: int | None = None
         """The call in the main thread."""
@@ -70,9 +68,7 @@ class _Worker:
         elif message.kind == "interrupt":
             self._interrupt(message.head["number"])
         elif message.kind == "stacks":
-            self._send(
-                "stacks", text=stack_dump.request(os.getpid(), self._stacks / stack_dump.FILE)
-            )
+            self._send("stacks", text=stack_dump.request(os.getpid(), self._stacks))
         else:
             self._calls.put(message)
 
