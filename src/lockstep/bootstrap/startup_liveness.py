@@ -65,7 +65,8 @@ def _before_the_start(process: int, label: str) -> Callable[[], None]:
 
     def check() -> None:
         service_loss.raise_if_lost()
-        _check_before_start(process, label)
+        if how := recorded_ending(process):
+            raise InitializationError(f"{label} {how}, before the job had begun.")
         if time.monotonic() > end:
             raise InitializationError(
                 f"{label} connected to JAX's coordination service, and did not go on in "
@@ -82,11 +83,6 @@ def recorded_ending(process: int) -> str:
         return ""
     error, ending = read_ending(folder)
     return "" if ending is None else _words(process, ending, error)
-
-
-def _check_before_start(process: int, label: str) -> None:
-    if how := recorded_ending(process):
-        raise InitializationError(f"{label} {how}, before the job had begun.")
 
 
 def _words(process: int, ending: Exit | None, error: ErrorRecord | None) -> str:

@@ -88,7 +88,7 @@ class SeveralHosts:
         with _ssh_starts():
             checked = host_check.check_hosts(self._fleet, hosts, self._request(job))
         host_check.end_probes(self._fleet, checked)
-        if checked.has_problems:
+        if preflight.with_problems(checked.found):
             raise LaunchError(
                 f"{preflight.headline(checked.found)}\n{preflight.table(checked.found)}"
             )

@@ -156,7 +156,8 @@ def headline(
     """
     same = [] if found else alike(first, endings)
     count = processes or len(endings)
-    own = _first(first, same, count) + _beside(first, endings)
+    own = _first(first, same, count) + _who_had_left(first, endings)
+    own += _between_reached_hosts(first, endings)
     report = [_placed(found, first) or own + _details(first, endings, full, table)]
     if differences and (found or first.record is not None):
         report[0] += f"\n    Likely: the processes differ in {differences}: see the table above."
@@ -176,10 +177,6 @@ def headline(
     if more := len(later) - sum(len(group) for _, group in shown):
         report.append(f"{more} more failed later")
     return report
-
-
-def _beside(first: EndedProcess, endings: Sequence[EndedProcess]) -> str:
-    return _who_had_left(first, endings) + _between_reached_hosts(first, endings)
 
 
 def last_line(

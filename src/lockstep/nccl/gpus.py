@@ -46,17 +46,14 @@ def used(platform: str | None, environ: Mapping[str, str]) -> str | None:
     """`vendor`, if JAX has a plug-in for its GPUs, or is told to use them."""
     chosen = vendor(platform, environ)
     is_told = platform is not None or environ.get("JAX_PLATFORMS")
-    return chosen if is_told or _has_plugin() else None
+    can_be = is_told or any(find_spec(f"jax_{name}_plugin") for name in _PLUGINS)
+    return chosen if can_be else None
 
 
 def shown(platform: str | None, environ: Mapping[str, str]) -> int:
     """How many GPUs of this host JAX will see; 0: it is to use none, or has no plug-in for them."""
     chosen = used(platform, environ)
     return count(chosen, environ) if chosen else 0
-
-
-def _has_plugin() -> bool:
-    return any(find_spec(f"jax_{name}_plugin") for name in _PLUGINS)
 
 
 def has_nvidia() -> bool:

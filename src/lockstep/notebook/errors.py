@@ -82,7 +82,8 @@ def cell_error(
         lines.append(first.traceback or first.summary)
     if first.is_engines and is_cut(first.message) and report:
         lines += report.split("\n")
-    lines += _in_short([f for f in ordered if f not in alike])
+    others = grouped((f.summary, f.process) for f in ordered if f not in alike)
+    lines += [f"{label(group)} {summary}" for summary, group in others.items()]
     lines += [note] if note else []
     return CellError(f"{where} {first.summary}", "\n".join(lines), ordered)
 
@@ -90,11 +91,6 @@ def cell_error(
 def _rank(failure: Failure, culprits: Sequence[int]) -> tuple[int, bool]:
     kind = 2 if failure.is_interrupt else 1 if failure.is_engines else 0
     return kind, failure.process not in culprits
-
-
-def _in_short(failures: Sequence[Failure]) -> list[str]:
-    groups = grouped((failure.summary, failure.process) for failure in failures)
-    return [f"{label(group)} {summary}" for summary, group in groups.items()]
 
 
 def _plain(text: str) -> str:

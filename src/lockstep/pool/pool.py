@@ -206,7 +206,9 @@ class Pool:
         patient: bool = False,
     ) -> tuple[list[Outcome], str | None, Sequence[int]]:
         """How the call ended on each process, what the records show, and the culprits."""
-        _check_seconds(timeout)
+        if timeout is not None and not timeout > 0:
+            known = "expected a number of seconds above 0, or None."
+            raise ConfigError(f"timeout={timeout!r}: {known}")
         payload = _payload(fn, args, kwargs or {})
         with self._lock:
             processes = self._ready()
@@ -333,11 +335,6 @@ def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_REPR and "\n" not in text else "..."
-
-
-def _check_seconds(timeout: float | None) -> None:
-    if timeout is not None and not timeout > 0:
-        raise ConfigError(f"timeout={timeout!r}: expected a number of seconds above 0, or None.")
 
 
 def _shows_all() -> bool:

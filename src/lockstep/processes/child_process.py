@@ -70,7 +70,7 @@ class ChildProcess:
         """
         self.ended_at = time.monotonic()
         reason = None
-        if self._was_stopped:
+        if self.was_killed or (self._folder / _run_files.INTERRUPTED).exists():
             reason = STOPPED
         elif out_of_memory and exit_code == -signal.SIGKILL:
             reason = OUT_OF_MEMORY
@@ -87,11 +87,6 @@ class ChildProcess:
             self.was_killed |= number == signal.SIGKILL
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
-
-    @property
-    def _was_stopped(self) -> bool:
-        """Whether it was stopped by the launcher's signal."""
-        return self.was_killed or (self._folder / _run_files.INTERRUPTED).exists()
 
     def record(self) -> _run_files.ErrorRecord | None:
         """The error that it has recorded."""

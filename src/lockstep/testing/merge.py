@@ -99,7 +99,7 @@ def merged(
     failed = {rank: r for rank, r in reports.items() if r.failed}
     expected = [r for r in reports.values() if r.skipped and hasattr(r, "wasxfail")]
     if expected:  # a rank that passes where another fails as expected is no surprise
-        failed = {rank: r for rank, r in failed.items() if not _is_strict_xpass(r)}
+        failed = {rank: r for rank, r in failed.items() if not str(r.longrepr).startswith(_XPASS)}
     outcome: Any = "passed"
     longrepr: Any = None
     shown = {**{rank: r.longrepr for rank, r in failed.items()}, **(problems or {})}
@@ -220,10 +220,6 @@ def _distance(longrepr: Any) -> int:
     if pool_outcome.STUCK in text:
         return 1
     return 2 if texts.OF_THE_ENGINE in text or pool_outcome.WAITED in text else 0
-
-
-def _is_strict_xpass(report: pytest.TestReport) -> bool:
-    return str(report.longrepr).startswith(_XPASS)
 
 
 def _is_marked(report: pytest.TestReport) -> bool:

@@ -75,7 +75,9 @@ def pack_processes(processes: Sequence[run_records.Process]) -> tuple[list[dict[
 
 def encode_record(record: format.ProcessRecord) -> bytes:
     """A recorder file with the entries of ``record``."""
-    return format.encode(record, _room(record))
+    # The rings are a power of two long: from the first entry on, numbers may lack.
+    most = max((r.written - r.entries[0].number for r in record.rings if r.entries), default=0)
+    return format.encode(record, 1 << most.bit_length())
 
 
 def _fields(of: run_records.Site | run_records.Caller | Exit) -> list[Any]:
@@ -100,12 +102,6 @@ def unpack_callers(found: Mapping[str, Any]) -> Callers:
         )
         for site, lines in found.items()
     }
-
-
-def _room(record: format.ProcessRecord) -> int:
-    """How long the rings have to be, a power of two: from the first entry on, numbers may lack."""
-    most = max((r.written - r.entries[0].number for r in record.rings if r.entries), default=0)
-    return 1 << most.bit_length()
 
 
 def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[run_records.Process]:

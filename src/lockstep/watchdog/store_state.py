@@ -229,8 +229,8 @@ def stands_in_jax(
     if own is None or not own.inside:
         return "", False
     compiled = {s.index: s.compiles for s in states if s and s.compiles}
-    if different := _differing(compiled):
-        return different, True
+    if different := compilations.explain(compiled):
+        return f"{different}. On GPUs XLA waits until all processes compile one program.", True
     others = [s for s in states if s and s.index in among and s.index != process and not s.inside]
     silent = [str(missing[k]) for k in missing if k in among]
     if not others and not silent:
@@ -260,9 +260,3 @@ def _warned(own: ProcessState, there: str) -> str:
         f"{f' ({own.at})' if own.at else ''}. On GPUs XLA compiles, and makes communicators, on "
         f"all processes of a program together, so it may wait for another: {there}."
     )
-
-
-def _differing(compiled: Mapping[int, Program]) -> str:
-    """How the programs differ that processes are compiling now; "": they are the same."""
-    found = compilations.explain(compiled)
-    return f"{found}. On GPUs XLA waits until all processes compile one program." if found else ""

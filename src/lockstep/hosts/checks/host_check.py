@@ -40,10 +40,6 @@ class Checked:
     connections: dict[str, Connection]
     """To the hosts that were reached, with their agents."""
 
-    @property
-    def has_problems(self) -> bool:
-        return bool(preflight.with_problems(self.found))
-
 
 def check_hosts(fleet: Fleet, hosts: Sequence[Host], request: Request) -> Checked:
     """Starts an agent on each of ``hosts`` and checks all of them; the agents stay.

@@ -69,7 +69,7 @@ def check_package(
 
 def check_python(host: HostState, hosts: Sequence[HostState], request: Request) -> Finding:
     own = host.facts["python"]
-    minor = {each.label: _minor(each.facts["python"]) for each in hosts}
+    minor = {each.label: each.facts["python"].rpartition(".")[0] for each in hosts}
     common, others = most(minor)
     if minor[host.label] == common:
         return ok("Python", own)
@@ -78,10 +78,6 @@ def check_python(host: HostState, hosts: Sequence[HostState], request: Request) 
         f"{own}, but {common} on {listed(others)}: what one host pickles another may not read",
         "make the virtual environments with the same Python, or name one with --python",
     )
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def check_directory(
