@@ -10,7 +10,7 @@ import pytest
 
 from lockstep._finding import Finding
 from lockstep.doctor import network
-from lockstep.job.job_key import KeyFile
+from lockstep.job.job_key import JobKey
 
 GOOD = network.NetworkFacts(
     hostname="node7",
@@ -92,14 +92,14 @@ def test_the_mend_for_proxies_names_this_host() -> None:
 @pytest.mark.parametrize(
     ("path", "file", "libssl", "status", "found", "fix"),
     [
-        ("", KeyFile(), "", "ok", "not set", ""),
-        ("/k", KeyFile(b"x" * 32), "", "ok", "OpenSSL 3.5.0 loads", ""),
-        ("/k", KeyFile(None, "bad mode.", "chmod 600 /k"), "", "warning", "bad mode", "chmod"),
-        ("/k", KeyFile(b"x" * 32), "no libssl.so.3", "warning", "no libssl.so.3", "openssl"),
+        ("", JobKey(), "", "ok", "not set", ""),
+        ("/k", JobKey(b"x" * 32), "", "ok", "OpenSSL 3.5.0 loads", ""),
+        ("/k", JobKey(None, "bad mode.", "chmod 600 /k"), "", "warning", "bad mode", "chmod"),
+        ("/k", JobKey(b"x" * 32), "no libssl.so.3", "warning", "no libssl.so.3", "openssl"),
     ],
 )
 def test_the_key_for_other_hosts(
-    path: str, file: KeyFile, libssl: str, status: str, found: str, fix: str
+    path: str, file: JobKey, libssl: str, status: str, found: str, fix: str
 ) -> None:
     finding = network.check_key(path, file, libssl, "OpenSSL 3.5.0")
     assert finding.status == status

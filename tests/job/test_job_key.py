@@ -16,7 +16,7 @@ from lanes import full
 from lockstep._config import Config
 from lockstep.engine.options import Network
 from lockstep.job import job_key
-from lockstep.job.job_key import KeyFile
+from lockstep.job.job_key import JobKey
 from of_this_jax import MUTUAL_TLS
 from processes import captured, clean_environ, free_port, run_processes
 
@@ -46,7 +46,7 @@ def write(path: Path, text: str = f"{SECRET}\n", mode: int = 0o600) -> Path:
 def test_the_key_is_the_digest_of_what_the_file_holds(tmp_path: Path) -> None:
     one = job_key.read_key(str(write(tmp_path / "one")))
     other = job_key.read_key(str(write(tmp_path / "other", f"\n  {SECRET} \r\n", 0o400)))
-    assert one == other == KeyFile(hashlib.sha256(SECRET.encode()).digest())
+    assert one == other == JobKey(hashlib.sha256(SECRET.encode()).digest())
     different = job_key.read_key(str(write(tmp_path / "different", SECRET[:-1])))
     assert one.key != different.key
 
@@ -102,12 +102,12 @@ def test_the_secret_of_a_run_is_for_a_job_that_one_launcher_has_started(
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_the_variable_there_is_no_key_and_no_problem(path: str | None) -> None:
     file = job_key.read_key(path)
-    assert file == KeyFile()
+    assert file == JobKey()
 
 
 def test_the_key_is_not_printed() -> None:
     key = hashlib.sha256(SECRET.encode()).digest()
-    shown = repr(KeyFile(key)) + repr(
+    shown = repr(JobKey(key)) + repr(
         Network(["", "10.0.0.2:1"], [0, 0], [0, 1], 3, key, "libssl.so.3")
     )
     assert "10.0.0.2" in shown

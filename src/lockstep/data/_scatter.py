@@ -75,7 +75,8 @@ def _announced(x: Any, source: int) -> tuple[Any, Any, list[tuple[int, str]]]:
             keys = [
                 (i, k) for i, leaf in enumerate(jax.tree.leaves(x)) if (k := _kind_of_key(leaf))
             ]
-            tree = _layout.checked(WORDS, _fetched(x))
+            data = jax.tree.map(lambda k: jax.random.key_data(k) if _kind_of_key(k) else k, x)
+            tree = _layout.checked(WORDS, jax.tree.map(np.asarray, data))
             spec = _spec.spec_of(tree)
         except Exception as error:
             problem = str(error)
@@ -95,13 +96,6 @@ def _kind_of_key(leaf: Any) -> str:
     """``threefry2x32`` for an array of random keys, "" for any other leaf."""
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return str(jax.random.key_impl(leaf)) if is_key else ""
-
-
-def _fetched(x: Any) -> Any:
-    def fetch(leaf: Any) -> np.ndarray:
-        return np.asarray(jax.random.key_data(leaf) if _kind_of_key(leaf) else leaf)
-
-    return jax.tree.map(fetch, x)
 
 
 def _check_divides(sharding: Any, shape: tuple[int, ...]) -> None:

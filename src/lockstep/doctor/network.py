@@ -139,7 +139,7 @@ def check_proxies(environ: Mapping[str, str], hostname: str) -> Finding:
     return ok("proxies", f"{', '.join(proxies)} set; no_proxy excludes this host")
 
 
-def check_key(path: str, file: job_key.KeyFile, libssl_problem: str, libssl: str) -> Finding:
+def check_key(path: str, file: job_key.JobKey, libssl_problem: str, libssl: str) -> Finding:
     """Between hosts the engine needs a key and OpenSSL."""
     if not path:
         return ok("key file", f"{job_key.VARIABLE} not set: between hosts gloo is used")

@@ -195,13 +195,6 @@ class Fleet:
                 if selector.select(0):
                     raise Interrupted(signal.SIGKILL)
 
-    def reaped(self, ended: Sequence[tuple[int, int]]) -> None:
-        """Takes note of commands that have ended: pairs of pid and exit code."""
-        by_pid = {each.pid: each for each in self.connections}
-        for pid, code in ended:
-            if pid in by_pid:
-                by_pid[pid].exit_code = code
-
     def drop(self, gone: Sequence[Connection]) -> None:
         """Forgets hosts that take no part any more."""
         for each in gone:

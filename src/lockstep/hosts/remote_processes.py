@@ -231,8 +231,9 @@ class RemoteProcesses:
             self._loop.failed()
 
     def reaped(self, ended: Sequence[tuple[int, int]]) -> None:
-        self._fleet.reaped(ended)
-        self._watch.reaped(ended)
+        codes = dict(ended)
+        for each in (*self._fleet.connections, *self._watch.connections):
+            each.exit_code = codes.get(each.pid, each.exit_code)
 
     def tick(self, now: float) -> None:
         self._fleet.tick(now)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep._stderr import complain
@@ -91,9 +91,8 @@ class ReturningHosts:
     def close(self) -> None:
         """The attempt has ended."""
         self._loop = None
-        for each in self._tries.values():
-            if each.connection:
-                each.connection.detach()
+        for each in self.connections:
+            each.detach()
 
     def tick(self, now: float) -> None:
         """Begins the tries that are due, and gives up those that took too long."""
@@ -106,20 +105,17 @@ class ReturningHosts:
             elif now > each.until:
                 each.connection.lose("no answer in time")
 
-    def reaped(self, ended: Sequence[tuple[int, int]]) -> None:
-        """Takes note of commands that have ended: pairs of pid and exit code."""
-        codes = dict(ended)
-        for each in self._tries.values():
-            if each.connection and each.connection.pid in codes:
-                each.connection.exit_code = codes[each.connection.pid]
+    @property
+    def connections(self) -> list[Connection]:
+        """Those of the tries."""
+        return [each.connection for each in self._tries.values() if each.connection]
 
     def end(self) -> None:
         """Ends the tries; the fleet waits for their commands."""
-        for each in self._tries.values():
-            if each.connection:
-                if not each.connection.greeted:  # ssh would try on for some seconds
-                    each.connection.detach_for_good()
-                self._fleet.connections.append(each.connection)
+        for each in self.connections:
+            if not each.greeted:  # ssh would try on for some seconds
+                each.detach_for_good()
+            self._fleet.connections.append(each)
         self._tries.clear()
 
     # Losses

@@ -40,20 +40,12 @@ def make_key(path: str = "~/.lockstep-key") -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeyFile:
-    """What is in the file that LOCKSTEP_KEY_FILE names, or why it is of no use."""
+class JobKey:
+    """The key of a job, or why the file that LOCKSTEP_KEY_FILE names gives none."""
 
     key: bytes | None = dataclasses.field(default=None, repr=False)
     problem: str = ""
     fix: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class JobKey:
-    """The key of this process's job; ``problem`` says why a key file gives none."""
-
-    key: bytes | None = dataclasses.field(default=None, repr=False)
-    problem: str = ""
     is_secret_of_run: bool = False
     """Whether the launcher drew it, so that only processes of the same launcher have it."""
 
@@ -73,7 +65,7 @@ def own(processes: int) -> JobKey:
     config = _config.current()
     file = read_key(config.key_file)
     if file.key is not None:
-        return JobKey(file.key)
+        return file
     # Whether one launcher has started all processes: on this host, or by ``lockstep run --hosts``.
     is_whole = config.local_num_processes == config.num_processes or config.num_hosts is not None
     is_job = is_whole and config.num_processes == processes
@@ -94,10 +86,10 @@ def derive(key: bytes, purpose: str, length: int = 32) -> bytes:
     return made[:length]
 
 
-def read_key(path: str | None) -> KeyFile:
+def read_key(path: str | None) -> JobKey:
     """Raises nothing: where the processes are on one host, no key file is needed."""
     if not path:
-        return KeyFile()
+        return JobKey()
     path = os.path.expanduser(path)
     try:
         # A pipe would be waited for.
@@ -115,11 +107,11 @@ def read_key(path: str | None) -> KeyFile:
     if len(contents) < SHORTEST:
         problem = f"has {len(contents)} characters, and a key has at least {SHORTEST}"
         return _unusable(path, problem, f"Make one: {make_key(path)}")
-    return KeyFile(hashlib.sha256(contents).digest())
+    return JobKey(hashlib.sha256(contents).digest())
 
 
-def _unusable(path: str, problem: str, fix: str) -> KeyFile:
-    return KeyFile(None, f"{VARIABLE}={path}: the file {problem}.", fix)
+def _unusable(path: str, problem: str, fix: str) -> JobKey:
+    return JobKey(None, f"{VARIABLE}={path}: the file {problem}.", fix)
 
 
 def _problem_of_file(path: str, found: os.stat_result) -> tuple[str, str]:
