@@ -179,7 +179,6 @@ def test_a_training_that_is_killed_ends_with_the_numbers_of_an_undisturbed_one(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         result = job.finish(TIMEOUT_SECONDS)
-        job.assert_nothing_left()
     assert result.status == 0, result
     assert "process 1 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
     assert "  continued from a checkpoint: attempt 1 from step 5\n" in result.stderr
@@ -198,7 +197,6 @@ def test_flax_goes_on_from_the_last_checkpoint(tmp_path: pathlib.Path) -> None:
     arguments = ["--folder", str(tmp_path), "--epochs", "8", "--kill-at", "25"]
     with start_lockstep(options, example, arguments) as job:
         result = job.finish(TIMEOUT_SECONDS)
-        job.assert_nothing_left()
     assert result.status == 0, result
     assert "process 1 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
     for line in LINES[example.name]:

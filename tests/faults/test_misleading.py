@@ -19,7 +19,6 @@ def report_of(fault: str, *options: str) -> Result:
     args = ["-n", "2", "--grace", "5", "--collective-timeout", "60", *options]
     with start_lockstep(args, PROGRAM, [fault], forked=True) as run:
         result = run.finish(TIMEOUT)
-        run.assert_nothing_left()
     assert result.status != 0, result
     return result
 

@@ -65,7 +65,6 @@ def test_ctrl_c_while_the_engine_starts_is_no_error_of_jaxlib() -> None:
         wait_until(lambda: len(list(run.folder.glob("starts_*"))) == 2, "both start", 60)
         run.process.send_signal(signal.SIGINT)
         result = run.finish(60)
-        run.assert_nothing_left()
     assert result.status == 130
     assert re.search(r"\[0\] stopped at .*program.py:12", result.stderr), result.stderr
     for of_jax in ("Different local topology", "Unable to initialize backend"):

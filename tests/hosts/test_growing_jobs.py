@@ -113,7 +113,6 @@ def test_ctrl_c_after_the_request_is_the_end(hosts: Hosts) -> None:
         read_until(run, "the program is asked to end")
         run.process.send_signal(signal.SIGINT)
         result = run.finish(60)
-        run.assert_nothing_left()
     assert result.status == 130
     assert hosts.ups(2) == {}
 
@@ -137,7 +136,6 @@ signal.signal(signal.SIGTERM, save)
         time.sleep(3)  # until nothing is left but to write
         run.process.send_signal(signal.SIGINT)
         result = run.finish(60)
-        run.assert_nothing_left()
     assert result.status == 130, result.stderr
     assert hosts.ups(2) == {}
 

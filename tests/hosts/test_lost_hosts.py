@@ -79,7 +79,7 @@ def test_a_spare_that_does_not_pass_the_checks_is_no_help(hosts: Hosts) -> None:
         said = read_until(run, "attempt 1 starts on 2 of 2 hosts")
         assert "spare c: agent no answer within 1 s (facts) (fix: check the load" in said
         assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "b"}
-        hosts.end_well(run, 1)
+        hosts.end_well(run, 1, leaves=True)
 
 
 @pytest.mark.full
@@ -136,7 +136,7 @@ def test_a_spare_whose_agent_ends_is_named_and_comes_back(hosts: Hosts) -> None:
         assert "lockstep: spare c: its host was lost: " in said
         hosts.lose(first[1][1], "b")
         assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "c"}
-        hosts.end_well(run, 1)
+        hosts.end_well(run, 1, leaves=True)
 
 
 @pytest.mark.full
@@ -214,7 +214,7 @@ def test_a_host_that_flaps_is_not_used_any_more(hosts: Hosts) -> None:
         kill_agents(run, "c")
         read_until(run, "c was lost 3 times, and is not used any more")
         hosts.lose(hosts.ups(0)[1][1], "b")
-        result = run.finish(60)
+        result = run.finish(60, leaves=True)
     assert result.status == 1
     said = result.stderr.partition("1 of 2 hosts are left, and the job needs 2")[2]
     assert "b is down" in said

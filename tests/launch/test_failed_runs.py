@@ -48,7 +48,6 @@ def test_a_good_run_keeps_nothing(tmp_path: Path) -> None:
 def test_a_failed_run_keeps_its_records_and_says_what_to_type() -> None:
     with start_lockstep(["-n", "2"], FAILS, forked=True) as run:
         result = run.finish(30)
-        run.assert_nothing_left()
         last = result.said_by_launcher.splitlines()[-1]
         match = re.fullmatch(r"lockstep: process 1 .*; for details: lockstep report (\S+)", last)
         assert match, result

@@ -44,7 +44,6 @@ def test_sigterm_to_the_launcher_is_a_request() -> None:
         wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
         run.process.send_signal(signal.SIGTERM)
         result = run.finish(60)
-        run.assert_nothing_left()
     assert [lines[-1].split()[0] for lines in result.by_process.values()] == ["stopped"] * 2
 
 
