@@ -92,6 +92,12 @@ class Job:
         made = worker_job.reach(f"127.0.0.1:{self.port}", "job", key, process, timeout)
         return Line(made, process, joining.same_on_all(None))
 
+    def begun(self) -> list[Line]:
+        """Its two agents, told to start."""
+        lines = [self.line(0), self.line(1)]
+        begin(lines)
+        return lines
+
     def end(self) -> str:
         """What it has reported."""
         (self._own / "end").touch()
@@ -133,6 +139,11 @@ def finish_well(lines: list[Line]) -> None:
     for line in lines:
         ended(line, 0)
     assert [line.decision(TIMEOUT) for line in lines] == [False] * len(lines)
+
+
+def last_attempt(lines: list[Line]) -> None:
+    begin(lines)
+    finish_well(lines)
 
 
 def wait_for_signal(line: Line) -> None:

@@ -28,6 +28,7 @@ from worker.supervised import (
     begin,
     ended,
     finish_well,
+    last_attempt,
     started,
     wait_for_signal,
 )
@@ -67,8 +68,7 @@ SHORT = "from lockstep.hosts import lease; lease.SILENCE_SECONDS = 4.0"
 def test_an_agent_that_is_lost_may_run_on_until_its_lease_is_over(start_job: Start) -> None:
     """The end of its connection does not say that: a firewall may have closed it."""
     job = start_job(fault=SHORT, waits=True)
-    stays, lost = job.line(0), job.line(1)
-    begin([stays, lost])
+    stays, lost = job.begun()
     lost.close()
     go_on(job, stays)
     assert re.search(r"waiting for \d\.\d s, until the processes on \S+ have ended", job.end())
@@ -77,8 +77,7 @@ def test_an_agent_that_is_lost_may_run_on_until_its_lease_is_over(start_job: Sta
 def test_an_agent_that_answers_nothing_is_lost(start_job: Start) -> None:
     """Its connection stays, as that of a host without its network does."""
     job = start_job(fault=SHORT)
-    stays, silent = job.line(0), job.line(1)
-    begin([stays, silent])
+    stays, silent = job.begun()
     go_on(job, stays)
     assert "its agent was lost: it has answered nothing for 4 s" in job.end()
     silent.close()
@@ -87,8 +86,7 @@ def test_an_agent_that_answers_nothing_is_lost(start_job: Start) -> None:
 def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(start_job: Start) -> None:
     """The host of the first is lost: its connection has no end, and the new one tells of it."""
     job = start_job(restarts=2)
-    stays, lost = job.line(0), job.line(1)
-    begin([stays, lost])
+    stays, lost = job.begun()
     found: list[Attempt] = []
     new = job.line(1)
     waits = threading.Thread(target=lambda: found.append(started(new)))
@@ -108,32 +106,26 @@ def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(start_job
 
 def test_an_agent_that_is_stopped_alone_counts_as_failed(start_job: Start) -> None:
     job = start_job()
-    stays, evicted = job.line(0), job.line(1)
-    begin([stays, evicted])
+    stays, evicted = job.begun()
     ended(evicted, -signal.SIGTERM, stopped=True)
     wait_for_signal(stays)
     ended(stays, 1)
     assert [line.decision(TIMEOUT) for line in (stays, evicted)] == [True, True]
     evicted.close()
-    lines = [stays, job.line(1)]
-    begin(lines)
-    finish_well(lines)
+    last_attempt([stays, job.line(1)])
     assert "process 1 of 2 on" in job.end()
 
 
 def test_the_failure_that_came_first_is_named(start_job: Start) -> None:
     """Not the program that has ended first: an error may be raised long before its process ends."""
     job = start_job()
-    victim, culprit = job.line(0), job.line(1)
-    begin([victim, culprit])
+    victim, culprit = job.begun()
     now = time.monotonic()
     ended(victim, 1, record=ErrorRecord(now - 2, 1, "ValueError: late", ""))
     wait_for_signal(culprit)
     ended(culprit, 7, record=ErrorRecord(now - 5, 7, "ValueError: early", ""))
     assert [line.decision(TIMEOUT) for line in (victim, culprit)] == [True, True]
-    lines = [victim, culprit]
-    begin(lines)
-    finish_well(lines)
+    last_attempt([victim, culprit])
     report = job.end()
     assert re.search(r"process 1 of 2 on \S+ failed first: ValueError: early", report), report
     assert re.search(r"process 0 on \S+ failed 3\.\d s later: ValueError: late", report), report
@@ -142,14 +134,11 @@ def test_the_failure_that_came_first_is_named(start_job: Start) -> None:
 def test_a_lost_agent_is_named_before_those_that_fail_because_of_it(start_job: Start) -> None:
     """The silence of its host is noticed later than the errors of the others."""
     job = start_job()
-    victim, lost = job.line(0), job.line(1)
-    begin([victim, lost])
+    victim, lost = job.begun()
     ended(victim, 1, record=ErrorRecord(time.monotonic(), 1, "RuntimeError: its peer is gone", ""))
     lost.close()
     assert victim.decision(TIMEOUT) is True
-    lines = [victim, job.line(1)]
-    begin(lines)
-    finish_well(lines)
+    last_attempt([victim, job.line(1)])
     assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
 
 
@@ -219,8 +208,7 @@ def test_two_jobs_do_not_share_a_port(start_job: Start) -> None:
 def test_a_failure_of_the_last_attempt_and_a_signal_end_the_job(start_job: Start) -> None:
     for restarts, stopped in ((0, False), (1, True)):
         job = start_job(restarts)
-        lines = [job.line(0), job.line(1)]
-        begin(lines)
+        lines = job.begun()
         for line in lines:
             ended(line, 3, stopped)
         assert [line.decision(TIMEOUT) for line in lines] == [False, False]
@@ -238,8 +226,7 @@ def test_processes_that_ran_alone_are_told_so_where_all_are_known(
         folder.mkdir(parents=True)
         (folder / "alone").touch()
     job = start_job()
-    lines = [job.line(0), job.line(1)]
-    begin(lines)
+    lines = job.begun()
     finish_well(lines)
     assert ("no process joined the job" in job.end()) is is_said
 
@@ -293,8 +280,7 @@ def test_a_hard_limit_that_is_too_low_for_the_agents_is_told(start_job: Start) -
 
 def test_an_agent_that_does_not_come_again_ends_the_job(start_job: Start) -> None:
     job = start_job(restarts=3, timeout=2.0)
-    stays, lost = job.line(0), job.line(1)
-    begin([stays, lost])
+    stays, lost = job.begun()
     ended(stays, 1)
     lost.close()
     assert stays.decision(TIMEOUT) is True
@@ -305,8 +291,7 @@ def test_an_agent_that_does_not_come_again_ends_the_job(start_job: Start) -> Non
 
 def test_an_agent_without_its_supervisor_knows_it(start_job: Start) -> None:
     job = start_job()
-    lines = [job.line(0), job.line(1)]
-    begin(lines)
+    lines = job.begun()
     job.end()
     for line in lines:
         wait_until(
