@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from namespaces import TIMEOUT, Hosts
 from namespaces import pid_of as pid_of
 from support import MARK, wait_until
 
+LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]
 _SSHD = "/usr/sbin/sshd"
 ALL_BUT_SSHD = f"^(?!{_SSHD})"
 """Processes but the sshd that takes connections."""
@@ -120,6 +122,10 @@ class SshHosts(Hosts):
     def ssh(self, *options: str) -> str:
         """The ssh command of a user who reaches all these hosts."""
         return shlex.join(["ssh", "-F", str(self.config), *options])
+
+    def lockstep(self, command: str, *words: str) -> list[str]:
+        """A command of ``lockstep`` that is for several hosts."""
+        return [*LOCKSTEP, command, "--ssh", self.ssh(), *words]
 
     def agents(self, name: str) -> list[int]:
         """The guard and the agent on a host, the guard first."""

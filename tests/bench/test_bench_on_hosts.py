@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,9 @@ def test_a_collective_is_measured_between_hosts(tmp_path: Path, op: str) -> None
     with ssh_hosts(tmp_path, "abc") as hosts:
         for name in hosts.names:
             hosts.shape(name, "400mbit")
-        words = [sys.executable, "-m", "lockstep", "bench", "--ssh", hosts.ssh()]
-        words += ["--hosts", "a,b,c", "--host-counts", "2", "--sizes", "256KiB", "--repeats", "1"]
+        words = ["--hosts", "a,b,c", "--host-counts", "2", "--sizes", "256KiB", "--repeats", "1"]
         words += ["--ops", op, "--interface", "10.9.0.0/24", "--json", str(file)]
-        done = hosts.run("a", words, timeout=240)
+        done = hosts.run("a", hosts.lockstep("bench", *words), timeout=240)
         hosts.assert_nothing_left()
     assert "3 hosts (a, b, c), 3 processes x 1 device" in done.stdout
     report = json.loads(file.read_text())

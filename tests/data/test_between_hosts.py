@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,8 @@ PROGRAM = HERE / "hosts_job.py"
 @needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
 def test_a_job_on_two_hosts(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, "ab") as hosts:
-        words = [sys.executable, "-P", "-m", "lockstep", "run", "--ssh", hosts.ssh()]
-        words += ["--chdir", str(tmp_path), "--hosts", "a:2,b:2", str(PROGRAM)]
-        found = hosts.run("a", words, timeout=TIMEOUT, check=False)
+        words = ["--chdir", str(tmp_path), "--hosts", "a:2,b:2", str(PROGRAM)]
+        found = hosts.run("a", hosts.lockstep("run", *words), timeout=TIMEOUT, check=False)
         assert found.returncode == 0, found
         checks = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.M)
         assert len(checks) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,8 @@ def test_hosts_are_checked_and_each_pair_measured(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, "abc", debian="b") as hosts:
         hosts.separate("b", "c")
         hosts.shape("a", "80mbit")
-        doctor = [sys.executable, "-m", "lockstep", "doctor", "--ssh", hosts.ssh()]
-        words = [*doctor, "--hosts", "a,b,c", "--json", "--interface", "10.9.0.0/24"]
-        done = hosts.run("a", words, check=False, timeout=60)
+        words = ["--hosts", "a,b,c", "--json", "--interface", "10.9.0.0/24"]
+        done = hosts.run("a", hosts.lockstep("doctor", *words), check=False, timeout=60)
         assert done.returncode == 1, done
         document = json.loads(done.stdout)
         found = {(each["area"], each["name"]): each for each in document["checks"]}
@@ -41,7 +39,7 @@ def test_hosts_are_checked_and_each_pair_measured(tmp_path: Path) -> None:
         assert pairs["a", "b"]["bandwidth"] < pairs["b", "a"]["bandwidth"]
         assert pairs["a", "b"]["latency"] > 0
 
-        words = [*doctor, "--hosts", "a,c", "--interface", "eth7"]
+        words = hosts.lockstep("doctor", "--hosts", "a,c", "--interface", "eth7")
         done = hosts.run("a", words, check=False, timeout=60)
         assert "no interface eth7: it has eth0 10.9.0.1" in done.stdout
         assert done.stdout.splitlines()[-1].endswith("2 problems: fix the problems first")

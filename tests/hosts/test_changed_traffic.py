@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ssh_hosts import NEEDED, SshHosts, ssh_hosts
+from ssh_hosts import LOCKSTEP, NEEDED, SshHosts, ssh_hosts
 from support import assert_unsaid
 from tampering import Attacker
 
 pytestmark = NEEDED
 
 TIMEOUT = 120.0
-LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]
 PROGRAM = """
 import jax, lockstep
 import numpy as np
@@ -55,8 +53,8 @@ def attack(hosts: SshHosts, what: str) -> Iterator[Attacker]:
 def command(hosts: SshHosts, *options: str) -> list[str]:
     program = hosts.folder / "program.py"
     program.write_text(PROGRAM)
-    own = ["--ssh", hosts.ssh(), "--chdir", str(hosts.folder), "--hosts", "a,b,c", "-n", "3"]
-    return [*LOCKSTEP, "run", *own, *options, str(program)]
+    own = ["--chdir", str(hosts.folder), "--hosts", "a,b,c", "-n", "3"]
+    return hosts.lockstep("run", *own, *options, str(program))
 
 
 def headlines(err: str) -> list[str]:

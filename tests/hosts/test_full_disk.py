@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +43,8 @@ def run(
     """The job in which the disk of process ``full`` fills up, and what the launcher has said."""
     program = folder / "program.py"
     program.write_text(LOOP.format(full=full, end=end))
-    words = ["--hosts", "a,b", "--ssh", hosts.ssh(), "--chdir", str(folder), str(program)]
-    command = [sys.executable, "-P", "-m", "lockstep", "run", *words]
-    done = hosts.run("a", command, timeout=90, check=False)
+    words = ["--hosts", "a,b", "--chdir", str(folder), str(program)]
+    done = hosts.run("a", hosts.lockstep("run", *words), timeout=90, check=False)
     hosts.assert_nothing_left()
     return done, [x for x in done.stderr.splitlines() if x.startswith("lockstep: proc")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +20,9 @@ class Job(Journal):
 
     def __init__(self, hosts: SshHosts, folder: Path, program: str, names: str) -> None:
         super().__init__(hosts, folder, program)
-        options = ["--ssh", hosts.ssh(), "--hosts", ",".join(names), "--chdir", str(folder)]
-        options += ["--spares", "1", "--max-restarts", "5", "--grace", "2"]
-        words = [sys.executable, "-P", "-m", "lockstep", "run", *options, "program.py"]
+        options = ["--hosts", ",".join(names), "--chdir", str(folder), "--spares", "1"]
+        options += ["--max-restarts", "5", "--grace", "2"]
+        words = hosts.lockstep("run", *options, "program.py")
         to_file = ["sh", "-c", f'exec "$@" 2>{self.said_at}', "sh", *words]
         self.launcher = hosts.start("a", to_file)
 

@@ -34,10 +34,10 @@ class Planted:
 
     def run(self, *options: str, command: str = "run") -> subprocess.CompletedProcess[str]:
         """``lockstep run`` on all hosts; fails if it starts the program or leaves a process."""
-        names = ["--hosts", ",".join(self.hosts.names), "--ssh", self.hosts.ssh()]
+        names = ["--hosts", ",".join(self.hosts.names)]
         place = ["--chdir", str(self.work)] if command == "run" else []
         program = ["train.py"] if command == "run" else []
-        words = [sys.executable, "-m", "lockstep", command, *names, *place, *options, *program]
+        words = self.hosts.lockstep(command, *names, *place, *options, *program)
         done = self.hosts.run(self.hosts.names[0], words, check=False, timeout=TOLD_SECONDS)
         self.hosts.assert_nothing_left()
         assert not (self.work / "started").exists(), done
@@ -188,8 +188,7 @@ def test_the_chosen_network_and_port_are_those_of_the_job(tmp_path: Path) -> Non
             hosts.run(name, ["ip", "address", "add", f"10.8.0.{i}/24", "dev", "eth0"])
         work = make_work(tmp_path)
         (work / "train.py").write_text("import os; print(os.environ['LOCKSTEP_COORDINATOR'])")
-        run = [sys.executable, "-m", "lockstep", "run", "--hosts", "b,a", "--ssh", hosts.ssh()]
-        run += ["--chdir", str(work)]
+        run = hosts.lockstep("run", "--hosts", "b,a", "--chdir", str(work))
         chosen = ["--interface", "10.8.0.0/24", "--coordinator-port", "29511"]
         done = hosts.run("a", [*run, *chosen, "train.py"], timeout=TOLD_SECONDS)
         lines = sorted(done.stdout.splitlines())

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -85,8 +84,8 @@ def test_a_kill_at_a_random_moment_leaves_no_process(
     name = choose.choice("bc") if kind == "link" else name
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    options = ["--ssh", hosts.ssh(), "--hosts", "a,b,c", "--grace", "1", "-d", "1"]
-    words = [sys.executable, "-P", "-m", "lockstep", "run", *options, str(program)]
+    options = ["--hosts", "a,b,c", "--grace", "1", "-d", "1"]
+    words = hosts.lockstep("run", *options, str(program))
     if kind != "both of an agent":
         # Without both, the kernel ends the program, and nobody its children (processes/guard.py).
         words.append("--child")

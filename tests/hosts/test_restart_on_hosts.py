@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -17,7 +16,6 @@ pytestmark = [NEEDED, pytest.mark.full]
 
 TIMEOUT = 200.0
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint_restart.py"
-LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]
 
 
 def assert_nothing_runs(hosts: SshHosts) -> None:
@@ -28,7 +26,7 @@ def assert_nothing_runs(hosts: SshHosts) -> None:
 def lose_while_it_trains(hosts: SshHosts, lost: str, on: str, words: list[str]) -> tuple[str, str]:
     """Takes the host ``lost`` down after some steps of a job that is started ``on`` a host and ends
     well; the output of the job and what its launcher has said."""
-    started = hosts.start(on, [*LOCKSTEP, "run", *words])
+    started = hosts.start(on, hosts.lockstep("run", *words))
     assert started.stdout is not None
     for line in started.stdout:
         if re.search(rb"step 1[2-9]: loss", line):
@@ -42,7 +40,7 @@ def lose_while_it_trains(hosts: SshHosts, lost: str, on: str, words: list[str]) 
 def test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts(tmp_path: Path) -> None:
     """The host that is lost is that of process 0 and of JAX's coordination service."""
     with ssh_hosts(tmp_path, "abc") as hosts:
-        options = ["--ssh", hosts.ssh(), "--hosts", "a:2,b,c", "--chdir", str(tmp_path)]
+        options = ["--hosts", "a:2,b,c", "--chdir", str(tmp_path)]
         options += ["--max-restarts", "1", "--min-hosts", "2", "--log-dir", str(tmp_path / "logs")]
         program = [str(EXAMPLE), "--folder", str(tmp_path / "checkpoints"), "--steps", "400"]
         after, said = lose_while_it_trains(hosts, "a", "c", [*options, *program])
@@ -63,15 +61,14 @@ def test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts(tmp_path: Path
 def test_a_spare_goes_on_from_the_checkpoint_with_the_same_numbers(tmp_path: Path) -> None:
     """The lost host is that of process 0; the weights are those of a run that lost none."""
     with ssh_hosts(tmp_path, "abc") as hosts:
-        options = ["--ssh", hosts.ssh(), "--chdir", str(tmp_path)]
         spares = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "1"]
-        steps = [str(EXAMPLE), "--steps", "60", "--folder"]
-        words = [*options, *spares, *steps, str(tmp_path / "lost")]
+        steps = ["--chdir", str(tmp_path), str(EXAMPLE), "--steps", "60", "--folder"]
+        words = [*spares, *steps, str(tmp_path / "lost")]
         out, said = lose_while_it_trains(hosts, "a", "b", words)
         assert "c takes the place of a, which was lost, with process 0" in said
         found = re.findall(r"^\[([01]@[bc])\] weights: (\w+)$", out, re.MULTILINE)
         assert sorted(place for place, _ in found) == ["0@c", "1@b"]
-        calm = [*LOCKSTEP, "run", *options, "--hosts", "b,c", *steps, str(tmp_path / "calm")]
+        calm = hosts.lockstep("run", "--hosts", "b,c", *steps, str(tmp_path / "calm"))
         undisturbed = hosts.run("b", calm, timeout=TIMEOUT)
         [weights] = set(re.findall(r"weights: (\w+)", undisturbed.stdout))
         assert {each for _, each in found} == {weights}
@@ -104,9 +101,9 @@ for step in range(first, first + 100_000):
 def test_a_host_that_was_cut_off_returns_and_the_job_grows(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(GROWING)
     with ssh_hosts(tmp_path, "abc") as hosts:
-        options = ["--ssh", hosts.ssh(), "--hosts", "a,b,c", "--chdir", str(tmp_path)]
-        options += ["--max-restarts", "1", "--min-hosts", "2", "--grow"]
-        started = hosts.start("c", [*LOCKSTEP, "run", *options, "program.py"])
+        options = ["--hosts", "a,b,c", "--chdir", str(tmp_path), "--max-restarts", "1"]
+        options += ["--min-hosts", "2", "--grow"]
+        started = hosts.start("c", hosts.lockstep("run", *options, "program.py"))
         assert started.stdout is not None
         for _ in range(3):
             assert started.stdout.readline().endswith(b"begins at 0 of 3\n")
@@ -129,8 +126,8 @@ def test_too_few_hosts_are_left(tmp_path: Path) -> None:
     source = "print('up', flush=True); import time; time.sleep(300)"
     (tmp_path / "program.py").write_text(source)
     with ssh_hosts(tmp_path, "ab") as hosts:
-        options = ["--ssh", hosts.ssh(), "--hosts", "a,b", "--max-restarts", "1", "--grace", "1"]
-        words = [*LOCKSTEP, "run", *options, str(tmp_path / "program.py")]
+        options = ["--hosts", "a,b", "--max-restarts", "1", "--grace", "1"]
+        words = hosts.lockstep("run", *options, str(tmp_path / "program.py"))
         started = hosts.start("a", words)
         assert started.stdout is not None
         for _ in range(2):
@@ -156,8 +153,8 @@ def test_a_host_that_has_lost_its_way_to_another_is_left_out(tmp_path: Path) -> 
     """
     (tmp_path / "program.py").write_text(textwrap.dedent(source))
     with ssh_hosts(tmp_path, "abc") as hosts:
-        options = ["--ssh", hosts.ssh(), "--hosts", "a,b,c", "--max-restarts", "1"]
-        words = [*LOCKSTEP, "run", *options, "--min-hosts", "2", str(tmp_path / "program.py")]
+        options = ["--hosts", "a,b,c", "--max-restarts", "1", "--min-hosts", "2"]
+        words = hosts.lockstep("run", *options, str(tmp_path / "program.py"))
         started = hosts.start("a", words)
         assert started.stdout is not None
         for _ in range(3):
@@ -182,9 +179,8 @@ def test_eight_hosts(tmp_path: Path) -> None:
         "print(sum(m.process_allgather(jnp.array([jax.process_index()])).ravel().tolist()))\n"
     )
     with ssh_hosts(tmp_path, "abcdefgh") as hosts:
-        options = ["--ssh", hosts.ssh(), "--hosts", ",".join("abcdefgh")]
-        words = [*LOCKSTEP, "run", *options, str(tmp_path / "program.py")]
-        found = hosts.run("a", words, timeout=TIMEOUT)
+        words = ["--hosts", ",".join("abcdefgh"), str(tmp_path / "program.py")]
+        found = hosts.run("a", hosts.lockstep("run", *words), timeout=TIMEOUT)
         expected = [f"[{i}@{name}] 28" for i, name in enumerate("abcdefgh")]
         assert sorted(found.stdout.splitlines()) == expected
         hosts.assert_nothing_left()

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 import zlib
@@ -16,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from lanes import full
-from ssh_hosts import NEEDED, SshHosts, pid_of, ssh_hosts
+from ssh_hosts import LOCKSTEP, NEEDED, SshHosts, pid_of, ssh_hosts
 from support import assert_unsaid
 
 pytestmark = NEEDED
 
 TIMEOUT = 90.0
-LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]
 SLEEP = "print('up', flush=True); import time; time.sleep(300)"
 
 
@@ -36,8 +34,7 @@ def command(hosts: SshHosts, folder: Path, source: str, *options: str) -> list[s
     """``lockstep run`` with options, for a program with the source text."""
     program = folder / "program.py"
     program.write_text(textwrap.dedent(source))
-    own = ["--ssh", hosts.ssh(), "--chdir", str(folder), *options]
-    return [*LOCKSTEP, "run", *own, str(program)]
+    return hosts.lockstep("run", "--chdir", str(folder), *options, str(program))
 
 
 def run(

@@ -3,7 +3,6 @@ and gloo."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,9 +49,8 @@ def test_a_job(
     hosts: SshHosts, tmp_path: Path, options: list[str], used: str, address: str
 ) -> None:
     (tmp_path / "program.py").write_text(SUM)
-    words = [sys.executable, "-P", "-m", "lockstep", "run", "--ssh", hosts.ssh()]
-    words += ["--hosts", ",".join(NAMES), *options, str(tmp_path / "program.py")]
-    found = hosts.run("a", words, timeout=TIMEOUT)
+    words = ["--hosts", ",".join(NAMES), *options, str(tmp_path / "program.py")]
+    found = hosts.run("a", hosts.lockstep("run", *words), timeout=TIMEOUT)
     lines = [line for line in found.stdout.splitlines() if "[Gloo]" not in line]
     said = sorted(line.rpartition(":")[0] + ":" for line in lines)
     assert said == [f"[{i}@{name}] [0, 1, 2] {used} {address}" for i, name in enumerate(NAMES)]
