@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
   using namespace lockstep;
   const std::size_t devices = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 2;
   JobOptions options;
-  const Descriptor arena(Arena::create(1));
+  const Descriptor arena = Arena::create(1);
   options.arena_fd = arena.get();
   options.nonce = 1;
   options.timeout_seconds = 60;

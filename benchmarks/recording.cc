@@ -171,7 +171,7 @@ int main(int count, char** arguments) {
   const int rounds = count > 1 ? std::atoi(arguments[1]) : 500;
   parts(rounds);
   std::fflush(stdout);
-  const int arenas[] = {Arena::create(kNonce), Arena::create(kNonce)};
+  const int arenas[] = {Arena::create(kNonce).release(), Arena::create(kNonce).release()};
   const pid_t child = fork();
   one_process(child == 0 ? 1 : 0, arenas, rounds);
   if (child == 0) std::_Exit(0);

@@ -73,7 +73,7 @@ double processor_us() {
 class Host {
  public:
   Host(int process, const std::vector<Listener>& ports, bool encrypt) : process_(process) {
-    const Descriptor arena(Arena::create(kNonce));
+    const Descriptor arena = Arena::create(kNonce);
     JobOptions options;
     options.process = process;
     options.arena_fd = arena.get();

@@ -186,7 +186,7 @@ void lockstep_fail(const char* text) { Engine::instance().fail(text); }
 
 int lockstep_create_arena(std::uint64_t nonce) {
   int fd = -1;
-  lockstep::guarded([&] { fd = lockstep::Arena::create(nonce); });
+  lockstep::guarded([&] { fd = lockstep::Arena::create(nonce).release(); });
   return fd;
 }
 

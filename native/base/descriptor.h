@@ -18,6 +18,7 @@ class Descriptor {
     return *this;
   }
   int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }  // the caller closes it
 
  private:
   int fd_;

@@ -23,11 +23,6 @@
 
 namespace lockstep::testing::segments {
 
-struct File {
-  int fd;
-  ~File() { close(fd); }
-};
-
 // Runs the body in a child and returns what it returned: limits cannot be taken back.
 std::string in_child(const std::function<std::string()>& body) {
   int ends[2];
@@ -56,19 +51,19 @@ std::string in_child(const std::function<std::string()>& body) {
 }
 
 TEST(only_the_file_of_this_job) {
-  const File arena{Arena::create(kNonce)};
-  const Arena mapped(arena.fd, kNonce);
-  CHECK_CONTAINS(ERROR_OF(Arena(arena.fd, kNonce + 1)), "is not this job's");
-  const File other{memfd_create("other", MFD_CLOEXEC)};
-  CHECK_CONTAINS(ERROR_OF(Arena(other.fd, kNonce)), "has another size");
-  CHECK_EQUAL(ftruncate(other.fd, Arena::kSize), 0);
-  CHECK_CONTAINS(ERROR_OF(Arena(other.fd, kNonce)), "is not this job's");
+  const Descriptor arena = Arena::create(kNonce);
+  const Arena mapped(arena.get(), kNonce);
+  CHECK_CONTAINS(ERROR_OF(Arena(arena.get(), kNonce + 1)), "is not this job's");
+  const Descriptor other{memfd_create("other", MFD_CLOEXEC)};
+  CHECK_CONTAINS(ERROR_OF(Arena(other.get(), kNonce)), "has another size");
+  CHECK_EQUAL(ftruncate(other.get(), Arena::kSize), 0);
+  CHECK_CONTAINS(ERROR_OF(Arena(other.get(), kNonce)), "is not this job's");
   CHECK_CONTAINS(ERROR_OF(Arena(-1, kNonce)), "cannot keep the shared memory open");
 }
 
 TEST(regions_are_zero_apart_and_seen_by_all) {
-  const File file{Arena::create(kNonce)};
-  Arena a(file.fd, kNonce), b(file.fd, kNonce);
+  const Descriptor file = Arena::create(kNonce);
+  Arena a(file.get(), kNonce), b(file.get(), kNonce);
   const std::uint64_t first = a.allocate(5000), second = b.allocate(1);
   CHECK(second >= first + 5000);
   CHECK_EQUAL(first % 4096, 0U);
@@ -79,8 +74,8 @@ TEST(regions_are_zero_apart_and_seen_by_all) {
 }
 
 TEST(an_arena_that_is_used_up) {
-  const File file{Arena::create(kNonce)};
-  Arena arena(file.fd, kNonce);
+  const Descriptor file = Arena::create(kNonce);
+  Arena arena(file.get(), kNonce);
   CHECK_CONTAINS(ERROR_OF(arena.allocate(Arena::kSize)), "used up",
                  std::to_string(Arena::kSize >> 30) + " GiB", "too many different device groups");
 }
@@ -98,10 +93,10 @@ TEST(a_limit_on_file_sizes) {
 
 // A read-only descriptor of the arena's file: what may not be mapped is an error with a text.
 TEST(memory_that_cannot_be_mapped) {
-  const File file{Arena::create(kNonce)};
-  const std::string path = "/proc/self/fd/" + std::to_string(file.fd);
-  const File read_only{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  CHECK_CONTAINS(ERROR_OF(Arena(read_only.fd, kNonce)), "cannot map the shared memory",
+  const Descriptor file = Arena::create(kNonce);
+  const std::string path = "/proc/self/fd/" + std::to_string(file.get());
+  const Descriptor read_only{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  CHECK_CONTAINS(ERROR_OF(Arena(read_only.get(), kNonce)), "cannot map the shared memory",
                  "Permission denied");
 }
 
@@ -109,10 +104,10 @@ TEST(memory_that_cannot_be_mapped) {
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 TEST(a_limit_on_address_space) {
   const std::string text = in_child([] {
-    const int fd = Arena::create(kNonce);
+    const Descriptor fd = Arena::create(kNonce);
     const rlimit limit{std::size_t{4} << 30, std::size_t{4} << 30};
     setrlimit(RLIMIT_AS, &limit);
-    return ERROR_OF(Arena(fd, kNonce));
+    return ERROR_OF(Arena(fd.get(), kNonce));
   });
   CHECK_CONTAINS(text, "ulimit -v", "Cannot allocate memory");
 }
@@ -126,8 +121,8 @@ std::size_t resident_pages(const Arena& arena) {
 }
 
 TEST(a_claim_takes_memory_where_it_is_placed) {
-  const File file{Arena::create(kNonce)};
-  Arena arena(file.fd, kNonce);
+  const Descriptor file = Arena::create(kNonce);
+  Arena arena(file.get(), kNonce);
   const std::size_t page = Arena::whole_pages(1), before = resident_pages(arena);
   const std::uint64_t offset = arena.claim(8 * page);
   CHECK_EQUAL(resident_pages(arena), before);
@@ -174,8 +169,8 @@ TEST(a_permute_without_memory) {
 }
 
 TEST(the_first_text_of_a_failure_stays) {
-  const File file{Arena::create(kNonce)};
-  Arena a(file.fd, kNonce), b(file.fd, kNonce);
+  const Descriptor file = Arena::create(kNonce);
+  Arena a(file.get(), kNonce), b(file.get(), kNonce);
   CHECK(!b.aborted());
   a.abort("first");
   b.abort("second");
@@ -186,8 +181,8 @@ TEST(the_first_text_of_a_failure_stays) {
 
 // Threads use the arena while a listener waits for other hosts.
 TEST(a_listener_that_waits_holds_no_lock) {
-  const File file{Arena::create(kNonce)};
-  Arena arena(file.fd, kNonce);
+  const Descriptor file = Arena::create(kNonce);
+  Arena arena(file.get(), kNonce);
   std::promise<void> called, returns;
   std::atomic<bool> has_returned{false};
   const std::size_t waits = arena.add_abort_listener([&](std::string_view text) {
@@ -218,15 +213,15 @@ TEST(a_listener_that_waits_holds_no_lock) {
 }
 
 TEST(a_long_text_is_cut) {
-  const File file{Arena::create(kNonce)};
-  Arena arena(file.fd, kNonce);
+  const Descriptor file = Arena::create(kNonce);
+  Arena arena(file.get(), kNonce);
   arena.abort(std::string(5000, 'x'));
   CHECK_EQUAL(arena.abort_text(), std::string(kAbortText - 1, 'x'));
 }
 
 TEST(a_process_that_died_while_it_wrote_the_text) {
-  const File file{Arena::create(kNonce)};
-  Arena arena(file.fd, kNonce);
+  const Descriptor file = Arena::create(kNonce);
+  Arena arena(file.get(), kNonce);
   arena.header().abort_state.store(1);
   CHECK_CONTAINS(arena.abort_text(), "another process failed and left no text");
 }

@@ -39,50 +39,37 @@ void reserve(int fd, std::size_t offset, std::size_t bytes) {
 
 }  // namespace
 
-int Arena::create(std::uint64_t nonce) {
-  const int fd = memfd_create("lockstep-arena", MFD_CLOEXEC);
-  if (fd < 0) fail("memfd_create failed", errno);
-  try {
-    if (ftruncate(fd, kSize) != 0) fail("cannot size the shared memory", errno);
-    reserve(fd, 0, page_up(sizeof(ArenaHeader)));
-    void* page = mmap(nullptr, sizeof(ArenaHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED) fail("cannot map the shared memory", errno);
-    auto* header = static_cast<ArenaHeader*>(page);
-    header->nonce.store(nonce);
-    header->next.store(page_up(sizeof(ArenaHeader)));
-    header->magic.store(kMagic, std::memory_order_release);
-    munmap(page, sizeof(ArenaHeader));
-  } catch (...) {
-    close(fd);
-    throw;
-  }
+Descriptor Arena::create(std::uint64_t nonce) {
+  Descriptor fd(memfd_create("lockstep-arena", MFD_CLOEXEC));
+  if (fd.get() < 0) fail("memfd_create failed", errno);
+  if (ftruncate(fd.get(), kSize) != 0) fail("cannot size the shared memory", errno);
+  reserve(fd.get(), 0, page_up(sizeof(ArenaHeader)));
+  void* page = mmap(nullptr, sizeof(ArenaHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (page == MAP_FAILED) fail("cannot map the shared memory", errno);
+  auto* header = static_cast<ArenaHeader*>(page);
+  header->nonce.store(nonce);
+  header->next.store(page_up(sizeof(ArenaHeader)));
+  header->magic.store(kMagic, std::memory_order_release);
+  munmap(page, sizeof(ArenaHeader));
   return fd;
 }
 
 Arena::Arena(int fd, std::uint64_t nonce) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
-  if (fd_ < 0) fail("cannot keep the shared memory open", errno);
-  if (lseek(fd_, 0, SEEK_END) != static_cast<off_t>(kSize)) {
-    close(fd_);
+  if (fd_.get() < 0) fail("cannot keep the shared memory open", errno);
+  if (lseek(fd_.get(), 0, SEEK_END) != static_cast<off_t>(kSize))
     throw Error("lockstep: the file offered as this job's shared memory has another size.");
-  }
-  void* base = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
-  if (base == MAP_FAILED) {
-    const int code = errno;
-    close(fd_);
-    fail("cannot map the shared memory (is the address space limited, `ulimit -v`?)", code);
-  }
+  void* base =
+      mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
+  if (base == MAP_FAILED)
+    fail("cannot map the shared memory (is the address space limited, `ulimit -v`?)", errno);
   base_ = static_cast<std::byte*>(base);
   if (header().magic.load(std::memory_order_acquire) != kMagic || header().nonce.load() != nonce) {
     munmap(base_, kSize);
-    close(fd_);
     throw Error("lockstep: the file offered as this job's shared memory is not this job's.");
   }
 }
 
-Arena::~Arena() {
-  munmap(base_, kSize);
-  close(fd_);
-}
+Arena::~Arena() { munmap(base_, kSize); }
 
 std::size_t Arena::whole_pages(std::size_t bytes) { return page_up(bytes); }
 
@@ -98,7 +85,7 @@ std::uint64_t Arena::claim(std::size_t bytes) {
 
 void Arena::place(std::uint64_t offset, std::size_t bytes) {
   const std::size_t size = page_up(bytes);
-  reserve(fd_, offset, size);
+  reserve(fd_.get(), offset, size);
 #ifdef MADV_POPULATE_WRITE
   // Page faults inside the first collectives would cost more than the collectives; a kernel
   // without this advice takes them then.

@@ -14,9 +14,10 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <span>
 #include <string>
 #include <string_view>
+
+#include "base/descriptor.h"
 
 namespace lockstep {
 
@@ -55,14 +56,12 @@ class Arena {
  public:
   static constexpr std::size_t kSize = std::size_t{LOCKSTEP_SEGMENT_GIB} << 30;
 
-  // Makes the file and returns its descriptor; the caller owns it. Throws Error.
-  static int create(std::uint64_t nonce);
+  // Makes the file. Throws Error.
+  static Descriptor create(std::uint64_t nonce);
   // Maps the file (the descriptor may be closed afterwards). Throws Error when it is not the arena
   // that the nonce names.
   Arena(int fd, std::uint64_t nonce);
   ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
   std::byte* at(std::uint64_t offset) const { return base_ + offset; }
@@ -94,7 +93,7 @@ class Arena {
  private:
   class Calling;
 
-  int fd_;
+  const Descriptor fd_;
   std::byte* base_;
   std::mutex mutex_;  // guards what follows; not held while a listener is called
   std::size_t added_ = 0;
