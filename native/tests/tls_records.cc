@@ -89,7 +89,7 @@ TEST(a_library_by_its_path) {
   const std::string path = map->l_name;
   CHECK(path.starts_with('/'));
   const OpenSsl by_path{openssl::Library(path)};
-  CHECK(by_path.crypt.pointer() == api().crypt.pointer());
+  CHECK(by_path.crypt == api().crypt);
   const Tls tls(path, random_bytes(32, 1));
   Pair pair(tls, shared());
   pair.shake();

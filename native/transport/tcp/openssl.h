@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/symbol.h"
+
 struct ssl_st;  // OpenSSL's SSL, SSL_CTX, BIO, BIO_METHOD and EVP_CIPHER_CTX
 struct ssl_ctx_st;
 struct bio_st;
@@ -52,20 +54,6 @@ class Library {
   void* handle_;
 };
 
-template <typename Signature>
-class Function;
-template <typename Value, typename... Arguments>
-class Function<Value(Arguments...)> {
- public:
-  Function(const Library& library, const char* name)
-      : call_(reinterpret_cast<Value (*)(Arguments...)>(library.symbol(name))) {}
-  Value operator()(Arguments... arguments) const { return call_(arguments...); }
-  auto pointer() const { return call_; }
-
- private:
-  Value (*call_)(Arguments...);
-};
-
 // Whether an error of libssl has this reason.
 bool is(unsigned long error, unsigned long reason);
 
@@ -74,72 +62,65 @@ bool is(unsigned long error, unsigned long reason);
 struct OpenSsl {
   openssl::Library library;
 
-  openssl::Function<int(std::uint64_t, const void*)> init{library, "OPENSSL_init_ssl"};
-  openssl::Function<const void*()> method{library, "TLS_method"};
-  openssl::Function<openssl::Context*(const void*)> new_context{library, "SSL_CTX_new"};
-  openssl::Function<void(openssl::Context*)> free_context{library, "SSL_CTX_free"};
-  openssl::Function<long(openssl::Context*, int, long, void*)> set{library, "SSL_CTX_ctrl"};
-  openssl::Function<unsigned long(openssl::Context*, unsigned long)> clear_options{
-      library, "SSL_CTX_clear_options"};
-  openssl::Function<int(openssl::Context*, const char*)> set_ciphersuites{
-      library, "SSL_CTX_set_ciphersuites"};
-  openssl::Function<int(openssl::Context*, std::size_t)> set_tickets{library,
-                                                                     "SSL_CTX_set_num_tickets"};
-  openssl::Function<void(openssl::Context*, openssl::ClientKey)> set_client_key{
+  Symbol<int(std::uint64_t, const void*)> init{library, "OPENSSL_init_ssl"};
+  Symbol<const void*()> method{library, "TLS_method"};
+  Symbol<openssl::Context*(const void*)> new_context{library, "SSL_CTX_new"};
+  Symbol<void(openssl::Context*)> free_context{library, "SSL_CTX_free"};
+  Symbol<long(openssl::Context*, int, long, void*)> set{library, "SSL_CTX_ctrl"};
+  Symbol<unsigned long(openssl::Context*, unsigned long)> clear_options{library,
+                                                                        "SSL_CTX_clear_options"};
+  Symbol<int(openssl::Context*, const char*)> set_ciphersuites{library, "SSL_CTX_set_ciphersuites"};
+  Symbol<int(openssl::Context*, std::size_t)> set_tickets{library, "SSL_CTX_set_num_tickets"};
+  Symbol<void(openssl::Context*, openssl::ClientKey)> set_client_key{
       library, "SSL_CTX_set_psk_client_callback"};
-  openssl::Function<void(openssl::Context*, openssl::ServerKey)> set_server_key{
+  Symbol<void(openssl::Context*, openssl::ServerKey)> set_server_key{
       library, "SSL_CTX_set_psk_server_callback"};
-  openssl::Function<void(openssl::Context*, openssl::KeyLog)> set_key_log{
-      library, "SSL_CTX_set_keylog_callback"};
-  openssl::Function<openssl::Ssl*(openssl::Context*)> new_session{library, "SSL_new"};
-  openssl::Function<void(openssl::Ssl*)> free_session{library, "SSL_free"};
-  openssl::Function<void(openssl::Ssl*, openssl::Bio*, openssl::Bio*)> set_bios{library,
-                                                                                "SSL_set_bio"};
-  openssl::Function<openssl::BioMethod*(int, const char*)> new_bio_method{library, "BIO_meth_new"};
-  openssl::Function<void(openssl::BioMethod*)> free_bio_method{library, "BIO_meth_free"};
-  openssl::Function<int(openssl::BioMethod*, int (*)(openssl::Bio*, const char*, int))>
-      set_bio_write{library, "BIO_meth_set_write"};
-  openssl::Function<int(openssl::BioMethod*, int (*)(openssl::Bio*, char*, int))> set_bio_read{
+  Symbol<void(openssl::Context*, openssl::KeyLog)> set_key_log{library,
+                                                               "SSL_CTX_set_keylog_callback"};
+  Symbol<openssl::Ssl*(openssl::Context*)> new_session{library, "SSL_new"};
+  Symbol<void(openssl::Ssl*)> free_session{library, "SSL_free"};
+  Symbol<void(openssl::Ssl*, openssl::Bio*, openssl::Bio*)> set_bios{library, "SSL_set_bio"};
+  Symbol<openssl::BioMethod*(int, const char*)> new_bio_method{library, "BIO_meth_new"};
+  Symbol<void(openssl::BioMethod*)> free_bio_method{library, "BIO_meth_free"};
+  Symbol<int(openssl::BioMethod*, int (*)(openssl::Bio*, const char*, int))> set_bio_write{
+      library, "BIO_meth_set_write"};
+  Symbol<int(openssl::BioMethod*, int (*)(openssl::Bio*, char*, int))> set_bio_read{
       library, "BIO_meth_set_read"};
-  openssl::Function<int(openssl::BioMethod*, long (*)(openssl::Bio*, int, long, void*))>
-      set_bio_control{library, "BIO_meth_set_ctrl"};
-  openssl::Function<openssl::Bio*(const openssl::BioMethod*)> new_bio{library, "BIO_new"};
-  openssl::Function<void(openssl::Bio*, int)> set_bio_ready{library, "BIO_set_init"};
-  openssl::Function<void(openssl::Bio*, int)> set_bio_flags{library, "BIO_set_flags"};
-  openssl::Function<void(openssl::Bio*, int)> clear_bio_flags{library, "BIO_clear_flags"};
-  openssl::Function<void(openssl::Ssl*, int, void*)> set_verify{library, "SSL_set_verify"};
-  openssl::Function<void(openssl::Ssl*)> be_client{library, "SSL_set_connect_state"};
-  openssl::Function<void(openssl::Ssl*)> be_server{library, "SSL_set_accept_state"};
-  openssl::Function<int(openssl::Ssl*)> handshake{library, "SSL_do_handshake"};
-  openssl::Function<int(openssl::Ssl*)> version{library, "SSL_version"};
-  openssl::Function<int(openssl::Ssl*)> used_psk{
-      library, "SSL_session_reused"};  // a PSK counts as a session
-  openssl::Function<const void*(const openssl::Ssl*)> suite{library, "SSL_get_current_cipher"};
-  openssl::Function<std::uint32_t(const void*)> suite_number{library, "SSL_CIPHER_get_id"};
-  openssl::Function<int(const openssl::Ssl*)> has_pending{library, "SSL_has_pending"};
-  openssl::Function<const char*(int)> alert_text{library, "SSL_alert_desc_string_long"};
-  openssl::Function<int(openssl::Ssl*, int)> get_error{library, "SSL_get_error"};
-  openssl::Function<void()> clear_errors{library, "ERR_clear_error"};
-  openssl::Function<unsigned long()> next_error{library, "ERR_get_error"};
-  openssl::Function<const char*(unsigned long)> reason{library, "ERR_reason_error_string"};
+  Symbol<int(openssl::BioMethod*, long (*)(openssl::Bio*, int, long, void*))> set_bio_control{
+      library, "BIO_meth_set_ctrl"};
+  Symbol<openssl::Bio*(const openssl::BioMethod*)> new_bio{library, "BIO_new"};
+  Symbol<void(openssl::Bio*, int)> set_bio_ready{library, "BIO_set_init"};
+  Symbol<void(openssl::Bio*, int)> set_bio_flags{library, "BIO_set_flags"};
+  Symbol<void(openssl::Bio*, int)> clear_bio_flags{library, "BIO_clear_flags"};
+  Symbol<void(openssl::Ssl*, int, void*)> set_verify{library, "SSL_set_verify"};
+  Symbol<void(openssl::Ssl*)> be_client{library, "SSL_set_connect_state"};
+  Symbol<void(openssl::Ssl*)> be_server{library, "SSL_set_accept_state"};
+  Symbol<int(openssl::Ssl*)> handshake{library, "SSL_do_handshake"};
+  Symbol<int(openssl::Ssl*)> version{library, "SSL_version"};
+  Symbol<int(openssl::Ssl*)> used_psk{library, "SSL_session_reused"};  // a PSK counts as a session
+  Symbol<const void*(const openssl::Ssl*)> suite{library, "SSL_get_current_cipher"};
+  Symbol<std::uint32_t(const void*)> suite_number{library, "SSL_CIPHER_get_id"};
+  Symbol<int(const openssl::Ssl*)> has_pending{library, "SSL_has_pending"};
+  Symbol<const char*(int)> alert_text{library, "SSL_alert_desc_string_long"};
+  Symbol<int(openssl::Ssl*, int)> get_error{library, "SSL_get_error"};
+  Symbol<void()> clear_errors{library, "ERR_clear_error"};
+  Symbol<unsigned long()> next_error{library, "ERR_get_error"};
+  Symbol<const char*(unsigned long)> reason{library, "ERR_reason_error_string"};
 
   // These are in the libcrypto that this libssl is linked with: dlsym searches a library's
   // dependencies.
-  openssl::Function<openssl::Cipher*()> new_cipher{library, "EVP_CIPHER_CTX_new"};
-  openssl::Function<void(openssl::Cipher*)> free_cipher{library, "EVP_CIPHER_CTX_free"};
-  openssl::Function<const void*()> aes_128_gcm{library, "EVP_aes_128_gcm"};
-  openssl::Function<int(openssl::Cipher*, const void*, void*, const unsigned char*,
-                        const unsigned char*, int)>
+  Symbol<openssl::Cipher*()> new_cipher{library, "EVP_CIPHER_CTX_new"};
+  Symbol<void(openssl::Cipher*)> free_cipher{library, "EVP_CIPHER_CTX_free"};
+  Symbol<const void*()> aes_128_gcm{library, "EVP_aes_128_gcm"};
+  Symbol<int(openssl::Cipher*, const void*, void*, const unsigned char*, const unsigned char*, int)>
       init_cipher{library, "EVP_CipherInit_ex"};
-  openssl::Function<int(openssl::Cipher*, unsigned char*, int*, const unsigned char*, int)> crypt{
+  Symbol<int(openssl::Cipher*, unsigned char*, int*, const unsigned char*, int)> crypt{
       library, "EVP_CipherUpdate"};
-  openssl::Function<int(openssl::Cipher*, unsigned char*, int*)> finish_cipher{
-      library, "EVP_CipherFinal_ex"};
-  openssl::Function<int(openssl::Cipher*, int, int, void*)> control_cipher{library,
-                                                                           "EVP_CIPHER_CTX_ctrl"};
-  openssl::Function<const void*()> sha256{library, "EVP_sha256"};
-  openssl::Function<unsigned char*(const void*, const void*, int, const unsigned char*, std::size_t,
-                                   unsigned char*, unsigned*)>
+  Symbol<int(openssl::Cipher*, unsigned char*, int*)> finish_cipher{library, "EVP_CipherFinal_ex"};
+  Symbol<int(openssl::Cipher*, int, int, void*)> control_cipher{library, "EVP_CIPHER_CTX_ctrl"};
+  Symbol<const void*()> sha256{library, "EVP_sha256"};
+  Symbol<unsigned char*(const void*, const void*, int, const unsigned char*, std::size_t,
+                        unsigned char*, unsigned*)>
       hmac{library, "HMAC"};
 
   // The first error of this thread, or 0. Leaves none: Python's ssl module looks there as well.

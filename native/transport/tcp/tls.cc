@@ -30,8 +30,8 @@ Tls::Tls(const std::string& library, std::span<const std::byte> key)
       // Threads may be in a session while the process exits, so nothing is cleaned up then.
       context_(
           api_->init(kInitNoAtexit, nullptr) == 1 ? api_->new_context(api_->method()) : nullptr,
-          api_->free_context.pointer()),
-      wire_(Handshake::new_wire(*api_), api_->free_bio_method.pointer()) {
+          api_->free_context),
+      wire_(Handshake::new_wire(*api_), api_->free_bio_method) {
   if (!context_ || !configure())
     throw Error("lockstep: " + library + " cannot do TLS 1.3 with AES-128-GCM: " +
                 api_->text_of(api_->take_error()) + ". Encrypted connections need it.");

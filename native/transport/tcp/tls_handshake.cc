@@ -63,7 +63,7 @@ Tls::Handshake::Handshake(const Tls& tls, int fd, Side side, ReceiveBuffer& rece
       fd_(fd),
       received_(received),
       unsent_(unsent),
-      ssl_(tls.api_->new_session(tls.context_.get()), tls.api_->free_session.pointer()) {
+      ssl_(tls.api_->new_session(tls.context_.get()), tls.api_->free_session) {
   const OpenSsl& api = *tls_.api_;
   Bio* wire = ssl_ ? api.new_bio(tls_.wire_.get()) : nullptr;
   if (wire == nullptr)

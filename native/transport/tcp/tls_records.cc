@@ -67,7 +67,7 @@ std::size_t record_bytes(std::span<const std::byte> received) {
 Protection::Protection(const OpenSsl& api, SecretBytes traffic_secret, bool seals)
     : api_(api),
       seals_(seals),
-      cipher_(api.new_cipher(), api.free_cipher.pointer()),
+      cipher_(api.new_cipher(), api.free_cipher),
       secret_(std::move(traffic_secret)) {
   derive_key();
 }

@@ -3,10 +3,10 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/symbol.h"
 #include "transport/ucx/ucp.h"
 
 namespace lockstep::ucp {
@@ -28,52 +28,37 @@ class Library {
  private:
   void* const handle_;  // stays open for good: UCX has threads, and handlers for the exit
 
-  template <typename Pointer>
-  class Symbol {
-   public:
-    Symbol(const Library& library, const char* name)
-        : call_(reinterpret_cast<Pointer>(library.symbol(name))) {}
-    operator Pointer() const { return call_; }
-
-   private:
-    Pointer call_;
-  };
-  template <typename Signature>
-  using Function = Symbol<Signature*>;
-
+ public:
   void* symbol(const char* name) const;
 
- public:
-  Function<void(unsigned*, unsigned*, unsigned*)> get_version{*this, "ucp_get_version"};
-  Function<const char*(Status)> status_string{*this, "ucs_status_string"};
-  Function<Status(const char*, const char*, Config**)> config_read{*this, "ucp_config_read"};
-  Function<Status(Config*, const char*, const char*)> config_modify{*this, "ucp_config_modify"};
-  Function<void(Config*)> config_release{*this, "ucp_config_release"};
-  Function<Status(unsigned, unsigned, const Params*, const Config*, Context**)> init{
+  Symbol<void(unsigned*, unsigned*, unsigned*)> get_version{*this, "ucp_get_version"};
+  Symbol<const char*(Status)> status_string{*this, "ucs_status_string"};
+  Symbol<Status(const char*, const char*, Config**)> config_read{*this, "ucp_config_read"};
+  Symbol<Status(Config*, const char*, const char*)> config_modify{*this, "ucp_config_modify"};
+  Symbol<void(Config*)> config_release{*this, "ucp_config_release"};
+  Symbol<Status(unsigned, unsigned, const Params*, const Config*, Context**)> init{
       *this, "ucp_init_version"};
-  Function<void(Context*)> cleanup{*this, "ucp_cleanup"};
-  Function<Status(Context*, const WorkerParams*, Worker**)> worker_create{*this,
-                                                                          "ucp_worker_create"};
-  Function<void(Worker*)> worker_destroy{*this, "ucp_worker_destroy"};
-  Function<Status(Worker*, WorkerAttributes*)> worker_query{*this, "ucp_worker_query"};
-  Function<void(Worker*, void*)> worker_release_address{*this, "ucp_worker_release_address"};
-  Function<unsigned(Worker*)> worker_progress{*this, "ucp_worker_progress"};
-  Function<Status(Worker*, int*)> worker_get_efd{*this, "ucp_worker_get_efd"};
-  Function<Status(Worker*)> worker_arm{*this, "ucp_worker_arm"};
-  Function<Status(Worker*)> worker_signal{*this, "ucp_worker_signal"};
-  Function<StatusPointer(Worker*, const RequestParam*)> worker_flush{*this, "ucp_worker_flush_nbx"};
-  Function<Status(Worker*, const HandlerParam*)> set_handler{*this,
-                                                             "ucp_worker_set_am_recv_handler"};
-  Function<Status(Worker*, const EpParams*, Ep**)> ep_create{*this, "ucp_ep_create"};
-  Function<StatusPointer(Ep*, const RequestParam*)> ep_close{*this, "ucp_ep_close_nbx"};
-  Function<StatusPointer(Ep*, unsigned, const void*, std::size_t, const void*, std::size_t,
-                         const RequestParam*)>
+  Symbol<void(Context*)> cleanup{*this, "ucp_cleanup"};
+  Symbol<Status(Context*, const WorkerParams*, Worker**)> worker_create{*this, "ucp_worker_create"};
+  Symbol<void(Worker*)> worker_destroy{*this, "ucp_worker_destroy"};
+  Symbol<Status(Worker*, WorkerAttributes*)> worker_query{*this, "ucp_worker_query"};
+  Symbol<void(Worker*, void*)> worker_release_address{*this, "ucp_worker_release_address"};
+  Symbol<unsigned(Worker*)> worker_progress{*this, "ucp_worker_progress"};
+  Symbol<Status(Worker*, int*)> worker_get_efd{*this, "ucp_worker_get_efd"};
+  Symbol<Status(Worker*)> worker_arm{*this, "ucp_worker_arm"};
+  Symbol<Status(Worker*)> worker_signal{*this, "ucp_worker_signal"};
+  Symbol<StatusPointer(Worker*, const RequestParam*)> worker_flush{*this, "ucp_worker_flush_nbx"};
+  Symbol<Status(Worker*, const HandlerParam*)> set_handler{*this, "ucp_worker_set_am_recv_handler"};
+  Symbol<Status(Worker*, const EpParams*, Ep**)> ep_create{*this, "ucp_ep_create"};
+  Symbol<StatusPointer(Ep*, const RequestParam*)> ep_close{*this, "ucp_ep_close_nbx"};
+  Symbol<StatusPointer(Ep*, unsigned, const void*, std::size_t, const void*, std::size_t,
+                       const RequestParam*)>
       send{*this, "ucp_am_send_nbx"};
-  Function<StatusPointer(Worker*, void*, void*, std::size_t, const RequestParam*)> receive{
+  Symbol<StatusPointer(Worker*, void*, void*, std::size_t, const RequestParam*)> receive{
       *this, "ucp_am_recv_data_nbx"};
-  Function<void(Worker*, void*)> request_cancel{*this, "ucp_request_cancel"};
-  Function<Status(void*)> request_status{*this, "ucp_request_check_status"};
-  Function<void(void*)> request_free{*this, "ucp_request_free"};
+  Symbol<void(Worker*, void*)> request_cancel{*this, "ucp_request_cancel"};
+  Symbol<Status(void*)> request_status{*this, "ucp_request_check_status"};
+  Symbol<void(void*)> request_free{*this, "ucp_request_free"};
 
  private:
   const std::array<unsigned, 3> numbers_;
