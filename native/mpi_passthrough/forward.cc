@@ -9,23 +9,17 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <string>
 
+#include "api/mpitrampoline/surface.h"
 #include "base/error.h"
-
-#define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
-#define LOCKSTEP_UNUSED(NAME)
-#include "api/mpitrampoline/surface.inc"
+#include "base/symbol.h"
 
 namespace {
 
 using lockstep::Error;
-using Handle = std::uintptr_t;
 
 namespace standard {
 constexpr int kSuccess = 0, kThreadMultiple = 4096;
@@ -36,24 +30,21 @@ constexpr void* kStatusIgnore = nullptr;
 }  // namespace standard
 
 constexpr int kFailure = -1;  // no error code of an MPI is negative
-constexpr std::size_t kErrorText = 1023;
 thread_local std::string error_text;
 
-template <typename... Arguments>
-class Function {
- public:
-  Function(void* library, const char* name)
-      : call_(reinterpret_cast<int (*)(Arguments...)>(dlsym(library, name))) {
-    if (!call_) throw Error(std::string("it has no function ") + name);
-  }
-  int operator()(Arguments... arguments) const { return call_(arguments...); }
+struct Library {
+  void* handle;
 
- private:
-  int (*call_)(Arguments...);
+  void* symbol(const char* name) const {
+    if (void* found = dlsym(handle, name)) return found;
+    throw Error(std::string("it has no function ") + name);
+  }
 };
+template <typename... Arguments>
+using Function = lockstep::Symbol<int(Arguments...)>;
 
 struct Mpi {
-  void* library;
+  Library library;
   Function<int*, char***, int, int*> init_thread{library, "MPI_Init_thread"};
   Function<> finalize{library, "MPI_Finalize"};
   Function<Handle, Handle> comm_set_errhandler{library, "MPI_Comm_set_errhandler"};
@@ -120,51 +111,28 @@ Handle communicator(Handle handle) {
 }
 
 Handle datatype(Handle handle) {
-  switch (handle) {
-    case MPIABI_BYTE:
-      return 0x247;
-    case MPIABI_INT8_T:
-      return 0x240;
-    case MPIABI_INT16_T:
-      return 0x248;
-    case MPIABI_INT32_T:
-      return 0x250;
-    case MPIABI_INT64_T:
-      return 0x258;
-    case MPIABI_UINT8_T:
-      return 0x241;
-    case MPIABI_UINT16_T:
-      return 0x249;
-    case MPIABI_UINT32_T:
-      return 0x251;
-    case MPIABI_UINT64_T:
-      return 0x259;
-    case MPIABI_FLOAT:
-      return 0x210;
-    case MPIABI_DOUBLE:
-      return 0x214;
-    case MPIABI_C_COMPLEX:
-      return 0x212;
-    case MPIABI_C_DOUBLE_COMPLEX:
-      return 0x216;
-    default:
-      throw Error("lockstep: jaxlib sent an MPI datatype that Lockstep does not know.");
-  }
+  constexpr std::pair<Handle, Handle> kKnown[] = {{MPIABI_BYTE, 0x247},
+                                                  {MPIABI_INT8_T, 0x240},
+                                                  {MPIABI_INT16_T, 0x248},
+                                                  {MPIABI_INT32_T, 0x250},
+                                                  {MPIABI_INT64_T, 0x258},
+                                                  {MPIABI_UINT8_T, 0x241},
+                                                  {MPIABI_UINT16_T, 0x249},
+                                                  {MPIABI_UINT32_T, 0x251},
+                                                  {MPIABI_UINT64_T, 0x259},
+                                                  {MPIABI_FLOAT, 0x210},
+                                                  {MPIABI_DOUBLE, 0x214},
+                                                  {MPIABI_C_COMPLEX, 0x212},
+                                                  {MPIABI_C_DOUBLE_COMPLEX, 0x216}};
+  return value_of(handle, kKnown,
+                  "lockstep: jaxlib sent an MPI datatype that Lockstep does not know.");
 }
 
 Handle operation(Handle handle) {
-  switch (handle) {
-    case MPIABI_SUM:
-      return 0x21;
-    case MPIABI_MIN:
-      return standard::kMin;
-    case MPIABI_MAX:
-      return 0x23;
-    case MPIABI_PROD:
-      return 0x24;
-    default:
-      throw Error("lockstep: jaxlib sent an MPI operation that Lockstep does not know.");
-  }
+  constexpr std::pair<Handle, Handle> kKnown[] = {
+      {MPIABI_SUM, 0x21}, {MPIABI_MIN, standard::kMin}, {MPIABI_MAX, 0x23}, {MPIABI_PROD, 0x24}};
+  return value_of(handle, kKnown,
+                  "lockstep: jaxlib sent an MPI operation that Lockstep does not know.");
 }
 
 // The key is this process's position in the clique. Where it is not its rank in the new
@@ -197,7 +165,7 @@ int lockstep_mpi_open(const char* path) {
     if (opened) return 0;
     void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) throw Error(dlerror());
-    opened = new Mpi{library};
+    opened = new Mpi{{library}};
     return 0;
   });
 }
@@ -329,19 +297,13 @@ int MPIABI_Sendrecv(const void* from, int count, Handle type, int target, int ta
 }
 
 int MPIABI_Error_string(int code, char* text, int* length) {
-  const std::string reason = code == kFailure ? error_text : text_of(code);
-  const std::size_t size = std::min(reason.size(), kErrorText);
-  std::memcpy(text, reason.data(), size);
-  text[size] = '\0';
-  *length = static_cast<int>(size);
+  write_text(code == kFailure ? error_text : text_of(code), text, length);
   return standard::kSuccess;
 }
 
 // MPItrampoline prints it when MPITRAMPOLINE_VERBOSE is set, before there is an MPI to ask.
 int MPIABI_Get_library_version(char* text, int* length) {
-  constexpr char kVersion[] = "Lockstep's way to an MPI of standard ABI";
-  std::memcpy(text, kVersion, sizeof(kVersion));
-  *length = sizeof(kVersion) - 1;
+  write_text("Lockstep's way to an MPI of standard ABI", text, length);
   return standard::kSuccess;
 }
 

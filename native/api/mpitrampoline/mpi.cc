@@ -5,17 +5,14 @@
 // and XLA asks MPI_Error_string for its text on the same thread at once.
 #include <dlfcn.h>
 
-#include <cstdint>
-#include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "api/mpitrampoline/state.h"
+#include "api/mpitrampoline/surface.h"
 #include "base/error.h"
 #include "xla_probe/origin.h"
-
-#define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
-#define LOCKSTEP_UNUSED(NAME)
-#include "api/mpitrampoline/surface.inc"
 
 namespace {
 
@@ -27,12 +24,8 @@ using lockstep::Error;
 using lockstep::Op;
 using lockstep::Reduction;
 
-// Handles are one word wide in MPItrampoline's interface.
-using Handle = std::uintptr_t;
-
 constexpr int kSuccess = 0;
 constexpr int kFailure = 1;
-constexpr std::size_t kErrorText = 1023;
 thread_local std::string error_text;
 
 // What a communicator handle points to. A clique that could not be made still gets one, because XLA
@@ -92,51 +85,30 @@ Communicator& communicator(Handle handle) {
 }
 
 DType dtype_of(Handle datatype) {
-  switch (datatype) {
-    case MPIABI_BYTE:
-      return DType::kByte;
-    case MPIABI_INT8_T:
-      return DType::kI8;
-    case MPIABI_INT16_T:
-      return DType::kI16;
-    case MPIABI_INT32_T:
-      return DType::kI32;
-    case MPIABI_INT64_T:
-      return DType::kI64;
-    case MPIABI_UINT8_T:
-      return DType::kU8;
-    case MPIABI_UINT16_T:
-      return DType::kU16;
-    case MPIABI_UINT32_T:
-      return DType::kU32;
-    case MPIABI_UINT64_T:
-      return DType::kU64;
-    case MPIABI_FLOAT:
-      return DType::kF32;
-    case MPIABI_DOUBLE:
-      return DType::kF64;
-    case MPIABI_C_COMPLEX:
-      return DType::kC64;
-    case MPIABI_C_DOUBLE_COMPLEX:
-      return DType::kC128;
-    default:
-      throw Error("lockstep: jaxlib sent an MPI datatype that the engine does not know.");
-  }
+  constexpr std::pair<Handle, DType> kKnown[] = {{MPIABI_BYTE, DType::kByte},
+                                                 {MPIABI_INT8_T, DType::kI8},
+                                                 {MPIABI_INT16_T, DType::kI16},
+                                                 {MPIABI_INT32_T, DType::kI32},
+                                                 {MPIABI_INT64_T, DType::kI64},
+                                                 {MPIABI_UINT8_T, DType::kU8},
+                                                 {MPIABI_UINT16_T, DType::kU16},
+                                                 {MPIABI_UINT32_T, DType::kU32},
+                                                 {MPIABI_UINT64_T, DType::kU64},
+                                                 {MPIABI_FLOAT, DType::kF32},
+                                                 {MPIABI_DOUBLE, DType::kF64},
+                                                 {MPIABI_C_COMPLEX, DType::kC64},
+                                                 {MPIABI_C_DOUBLE_COMPLEX, DType::kC128}};
+  return value_of(datatype, kKnown,
+                  "lockstep: jaxlib sent an MPI datatype that the engine does not know.");
 }
 
 Reduction reduction_of(Handle op) {
-  switch (op) {
-    case MPIABI_SUM:
-      return Reduction::kSum;
-    case MPIABI_PROD:
-      return Reduction::kProduct;
-    case MPIABI_MIN:
-      return Reduction::kMin;
-    case MPIABI_MAX:
-      return Reduction::kMax;
-    default:
-      throw Error("lockstep: jaxlib sent an MPI operation that the engine does not know.");
-  }
+  constexpr std::pair<Handle, Reduction> kKnown[] = {{MPIABI_SUM, Reduction::kSum},
+                                                     {MPIABI_PROD, Reduction::kProduct},
+                                                     {MPIABI_MIN, Reduction::kMin},
+                                                     {MPIABI_MAX, Reduction::kMax}};
+  return value_of(op, kKnown,
+                  "lockstep: jaxlib sent an MPI operation that the engine does not know.");
 }
 
 // Counts cross the interface as int: XLA cuts larger ones off, and half of the wrong values are
@@ -163,13 +135,13 @@ lockstep::Origin origin_of(const void* frame) {
   return origin;
 }
 
-int run(const void* frame, Handle comm, Op op, int count, Handle datatype, Reduction reduction,
-        const void* in, void* out) {
+int run(const void* frame, Handle comm, Op op, int count, Handle datatype,
+        std::optional<Handle> reduction, const void* in, void* out) {
   return guarded([&] {
     Call call;
     call.op = op;
+    if (reduction) call.reduction = reduction_of(*reduction);
     call.dtype = dtype_of(datatype);
-    call.reduction = reduction;
     call.count = checked(count);
     call.in = static_cast<const std::byte*>(in);
     call.out = static_cast<std::byte*>(out);
@@ -242,27 +214,21 @@ int MPIABI_Comm_free(Handle* comm) {
 
 int MPIABI_Allreduce(const void* in, void* out, int count, Handle datatype, Handle op,
                      Handle comm) {
-  Reduction reduction = Reduction::kNone;
-  const int status = guarded([&] { reduction = reduction_of(op); });
-  if (status != kSuccess) return status;
-  return run(__builtin_frame_address(0), comm, Op::kAllReduce, count, datatype, reduction,
+  return run(__builtin_frame_address(0), comm, Op::kAllReduce, count, datatype, op,
              reinterpret_cast<Handle>(in) == MPIABI_IN_PLACE ? out : in, out);
 }
 
 int MPIABI_Allgather(const void* in, int count, Handle datatype, void* out, int, Handle,
                      Handle comm) {
-  return run(__builtin_frame_address(0), comm, Op::kAllGather, count, datatype, Reduction::kNone,
-             in, out);
+  return run(__builtin_frame_address(0), comm, Op::kAllGather, count, datatype, std::nullopt, in,
+             out);
 }
 
 // XLA gives every rank the same count.
 int MPIABI_Reduce_scatter(const void* in, void* out, const int* counts, Handle datatype, Handle op,
                           Handle comm) {
-  Reduction reduction = Reduction::kNone;
-  const int status = guarded([&] { reduction = reduction_of(op); });
-  if (status != kSuccess) return status;
-  return run(__builtin_frame_address(0), comm, Op::kReduceScatter, counts[0], datatype, reduction,
-             in, out);
+  return run(__builtin_frame_address(0), comm, Op::kReduceScatter, counts[0], datatype, op, in,
+             out);
 }
 
 int MPIABI_Isend(const void* data, int count, Handle datatype, int target, int, Handle comm,
@@ -307,18 +273,13 @@ int MPIABI_Sendrecv(const void* from, int count, Handle datatype, int target, in
 }
 
 int MPIABI_Error_string(int, char* text, int* length) {
-  const std::size_t size = std::min(error_text.size(), kErrorText);
-  std::memcpy(text, error_text.data(), size);
-  text[size] = '\0';
-  *length = static_cast<int>(size);
+  write_text(error_text, text, length);
   return kSuccess;
 }
 
 // MPItrampoline prints it when MPITRAMPOLINE_VERBOSE is set.
 int MPIABI_Get_library_version(char* text, int* length) {
-  constexpr char kVersion[] = "Lockstep " LOCKSTEP_VERSION;
-  std::memcpy(text, kVersion, sizeof(kVersion));
-  *length = sizeof(kVersion) - 1;
+  write_text("Lockstep " LOCKSTEP_VERSION, text, length);
   return kSuccess;
 }
 
