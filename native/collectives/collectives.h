@@ -22,6 +22,37 @@ namespace lockstep {
 
 using Calls = std::span<const Call* const>;
 
+// What every algorithm works with.
+struct Collective {
+  CollectiveContext& context;
+  Clique& clique;
+  Calls calls;
+
+  Collective(CollectiveContext& x, Calls c) : context(x), clique(x.clique()), calls(c) {}
+
+  bool is_alone() const { return context.locals() == 1; }  // on its host
+  std::span<const int> ranks(int local) const { return context.local_ranks(local); }
+};
+
+// How `length` is cut into tiles, of which each is a message. Nothing is one empty tile, so that
+// the others learn that this process is in the same collective.
+class Tiles {
+ public:
+  Tiles(std::size_t length, std::size_t tile)
+      : length_(length),
+        tile_(tile),
+        count_(std::max<std::size_t>(1, (length + tile - 1) / tile)) {}
+
+  std::size_t count() const { return count_; }
+  std::size_t at(std::size_t index) const { return index * tile_; }
+  std::size_t size(std::size_t index) const { return std::min(tile_, length_ - at(index)); }
+
+ private:
+  std::size_t length_;
+  std::size_t tile_;
+  std::size_t count_;
+};
+
 // Runs the algorithm that the table in collectives.cc chooses.
 void run_collective(Clique& clique, Calls calls, std::uint32_t sequence);
 

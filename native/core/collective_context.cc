@@ -53,6 +53,18 @@ const std::byte* CollectiveContext::await(BroadcastRing& ring) {
   return ring.payload();
 }
 
+std::vector<const std::byte*> CollectiveContext::await_partials(const std::byte* own) {
+  std::vector<const std::byte*> all;
+  for (int local = 0; local < locals(); ++local)
+    all.push_back(local == local_self() ? own : await(clique_.partials(local)));
+  return all;
+}
+
+void CollectiveContext::release_partials() {
+  for (int local = 0; local < locals(); ++local)
+    if (local != local_self()) clique_.partials(local).release();
+}
+
 void CollectiveContext::send(int peer, std::span<const std::byte> payload) {
   Link& link = clique_.link(peer);
   wait(link.released(), link.free_target(), peer);
@@ -99,26 +111,20 @@ bool CollectiveContext::single_copy(std::size_t bytes) {
 
 bool CollectiveContext::agree_on_single_copy() {
   // A process that is here has started, and can be read if that is permitted.
-  exchange(std::byte{0}, [](std::byte) {});
+  all_say(true);
   bool all = true;
   for (const int peer : clique_.locals()) {
     const int process = clique_.group(peer).process;
     all = clique_.job().transport(process).can_read(process) && all;
   }
-  exchange(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
-  return all;
+  return all_say(all);
 }
 
-template <typename Take>
-void CollectiveContext::exchange(std::byte mine, Take take) {
-  BroadcastRing& own = clique_.partials(local_self());
-  *acquire(own) = mine;
-  publish(own);
-  for (int local = 0; local < locals(); ++local) {
-    if (local == local_self()) continue;
-    take(*await(clique_.partials(local)));
-    clique_.partials(local).release();
-  }
+bool CollectiveContext::all_say(bool mine) {
+  bool all = mine;
+  send_partials([&](std::byte* slot) { *slot = std::byte{mine}; });
+  take_partials([&](int, const std::byte* theirs) { all = *theirs != std::byte{0} && all; });
+  return all;
 }
 
 void CollectiveContext::read(int local, std::span<const MemoryPiece> pieces) {

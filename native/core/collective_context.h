@@ -35,6 +35,28 @@ class CollectiveContext {
   // The next message of a local peer's ring. Throws when the peer is in another collective.
   const std::byte* await(BroadcastRing& ring);
 
+  // Sends the message that fill(slot) writes on this process's partials ring. Returns the slot.
+  template <typename Fill>
+  std::byte* send_partials(Fill fill) {
+    BroadcastRing& own = clique_.partials(local_self());
+    std::byte* message = acquire(own);
+    fill(message);
+    publish(own);
+    return message;
+  }
+  // Calls take(local, message) with the next message of each local peer's partials ring.
+  template <typename Take>
+  void take_partials(Take take) {
+    for (int local = 0; local < locals(); ++local) {
+      if (local == local_self()) continue;
+      take(local, await(clique_.partials(local)));
+      clique_.partials(local).release();
+    }
+  }
+  // These messages by local peer, with `own` as that of this process, until `release_partials`.
+  std::vector<const std::byte*> await_partials(const std::byte* own);
+  void release_partials();
+
   // Sends to a peer of another host: at most Clique::link_capacity bytes, which may be overwritten
   // when this returns.
   void send(int peer, std::span<const std::byte> payload);
@@ -63,9 +85,8 @@ class CollectiveContext {
 
  private:
   bool agree_on_single_copy();
-  // Sends the byte to all local peers and hands each of theirs to `take`.
-  template <typename Take>
-  void exchange(std::byte mine, Take take);
+  // Whether every process of the host says so.
+  bool all_say(bool mine);
   int peer_of(int local) const { return clique_.locals()[static_cast<std::size_t>(local)]; }
   void wait(Counter& counter, std::uint32_t target, int peer);
   void check(const Signature& theirs, int peer);

@@ -26,9 +26,7 @@ struct HostAllGather : HostCollective {
         copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()),
         posted(clique.groups().size()) {}
 
-  Blocks blocks_of(int group) const {
-    return Blocks(clique, clique.group(group).ranks.size(), bytes);
-  }
+  Blocks blocks_of(int group) const { return Blocks(clique, ranks_in(group).size(), bytes); }
 
   void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
     share_each(context, calls.size(), 2 * n, [&](std::size_t i) {
@@ -39,7 +37,7 @@ struct HostAllGather : HostCollective {
   void give_message(int group, std::size_t message, const std::byte* data) {
     blocks_of(group).for_each(
         message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t offset) {
-          give_to_ranks(data + offset, clique.group(group).ranks[part], at, n);
+          give_to_ranks(data + offset, ranks_in(group)[part], at, n);
         });
   }
 
@@ -87,7 +85,7 @@ struct HostAllGather : HostCollective {
         context, group, blocks.messages(),
         [&](std::size_t message) {
           return blocks.place(message, [&](std::size_t part) {
-            const auto rank = static_cast<std::size_t>(clique.group(group).ranks[part]);
+            const auto rank = static_cast<std::size_t>(ranks_in(group)[part]);
             return calls[0]->out + rank * bytes;
           });
         },
@@ -152,13 +150,11 @@ struct HostAllGather : HostCollective {
   void collect_host(std::byte* to) {
     pack_own(to);
     to += calls.size() * bytes;
-    for (int local = 1; local < context.locals(); ++local) {
-      const std::size_t theirs = context.local_ranks(local).size() * bytes;
-      const std::byte* parts = context.await(clique.partials(local));
+    context.take_partials([&](int local, const std::byte* parts) {
+      const std::size_t theirs = ranks(local).size() * bytes;
       if (theirs != 0) std::memcpy(to, parts, theirs);
-      clique.partials(local).release();
       to += theirs;
-    }
+    });
   }
 
   // The parts of all hosts at `all`, which begins with this host's, in a ring. A step doubles them.
@@ -188,7 +184,7 @@ struct HostAllGather : HostCollective {
   void give_all(const std::byte* all) {
     for (int step = 0; step < hosts; ++step)
       for (const int group : groups_of(host_behind(step)))
-        for (const int rank : clique.group(group).ranks) {
+        for (const int rank : ranks_in(group)) {
           give_to_ranks(all, rank, 0, bytes);
           all += bytes;
         }
@@ -202,9 +198,7 @@ struct HostAllGather : HostCollective {
       cross(all);
       return give_all(all);
     }
-    BroadcastRing& own = clique.partials(context.local_self());
-    pack_own(context.acquire(own));
-    context.publish(own);
+    context.send_partials([&](std::byte* message) { pack_own(message); });
     BroadcastRing& results = clique.results(0);
     if (leads) {
       std::byte* all = context.acquire(results);
@@ -213,11 +207,7 @@ struct HostAllGather : HostCollective {
       context.publish(results);
       return give_all(all);
     }
-    for (int local = 0; local < context.locals(); ++local) {
-      if (local == context.local_self()) continue;
-      context.await(clique.partials(local));
-      clique.partials(local).release();
-    }
+    context.take_partials([](int, const std::byte*) {});
     give_all(context.await(results));
     results.release();
     context.all_arrived();

@@ -10,7 +10,6 @@
 #include "base/copy.h"
 #include "collectives/between_hosts/host_collective.h"
 #include "collectives/between_hosts/team_all_reduce.h"
-#include "collectives/reduce.h"
 #include "collectives/shared_work.h"
 #include "collectives/slice.h"
 
@@ -83,27 +82,19 @@ struct HostAllReduce final : HostCollective, LocalRanks {
   }
 
   std::byte* send_partials(std::size_t at, std::size_t n) {
-    BroadcastRing& own = clique.partials(context.local_self());
-    std::byte* message = context.acquire(own);
-    add_own(message, at, n);
-    context.publish(own);
-    return message;
+    return context.send_partials([&](std::byte* message) { add_own(message, at, n); });
   }
 
   // Adds up this process's slice of all processes of the host, and crosses with it.
   void cross_slice(const std::byte* own, std::size_t at, std::size_t n) {
     const bool crosses = context.local_self() < columns;
     const Slice mine = crosses ? slice(context.local_self(), n) : Slice{0, 0};
-    sources.clear();
-    for (int local = 0; local < context.locals(); ++local)
-      sources.push_back(
-          (local == context.local_self() ? own : context.await(clique.partials(local))) +
-          mine.first * width);
+    sources = context.await_partials(own);
+    for (const std::byte*& source : sources) source += mine.first * width;
     BroadcastRing& results = clique.results(context.local_self());
     std::byte* result = crosses ? context.acquire(results) : nullptr;
     if (crosses) share_reduce(context, result, sources, mine.count, first.dtype, first.reduction);
-    for (int local = 0; local < context.locals(); ++local)
-      if (local != context.local_self()) clique.partials(local).release();
+    context.release_partials();
     if (!crosses) return;
     between(context, team_of(clique, context.local_self()),
             {result, result, mine.count, first.dtype, first.reduction});
@@ -122,20 +113,18 @@ struct HostAllReduce final : HostCollective, LocalRanks {
     context.all_arrived();
   }
 
-  void run(std::size_t chunk) {
-    const std::size_t count = first.count;
-    const std::size_t chunks = std::max<std::size_t>(1, (count + chunk - 1) / chunk);
-    const auto size = [&](std::size_t c) { return std::min(chunk, count - c * chunk); };
+  void run(std::size_t tile) {
+    const Tiles tiles(first.count, tile);
     if (is_alone()) {
-      for (std::size_t c = 0; c < chunks; ++c) cross_alone(c * chunk, size(c));
+      for (std::size_t t = 0; t < tiles.count(); ++t) cross_alone(tiles.at(t), tiles.size(t));
       return;
     }
     std::byte* messages[2] = {};
-    for (std::size_t c = 0; c < chunks + 2; ++c) {
-      if (c < chunks) messages[c % 2] = send_partials(c * chunk, size(c));
-      if (c >= 1 && c - 1 < chunks)
-        cross_slice(messages[(c - 1) % 2], (c - 1) * chunk, size(c - 1));
-      if (c >= 2) collect_results((c - 2) * chunk, size(c - 2));
+    for (std::size_t t = 0; t < tiles.count() + 2; ++t) {
+      if (t < tiles.count()) messages[t % 2] = send_partials(tiles.at(t), tiles.size(t));
+      if (t >= 1 && t - 1 < tiles.count())
+        cross_slice(messages[(t - 1) % 2], tiles.at(t - 1), tiles.size(t - 1));
+      if (t >= 2) collect_results(tiles.at(t - 2), tiles.size(t - 2));
     }
   }
 };

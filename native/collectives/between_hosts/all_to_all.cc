@@ -28,11 +28,10 @@ struct HostAllToAll : HostCollective {
         copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()),
         posted(clique.groups().size()) {}
 
-  const std::vector<int>& ranks(int group) const { return clique.group(group).ranks; }
   // A part for each pair of a rank of one process and a rank of the other one: the sender's rank
   // is the row.
   Blocks blocks_with(int group) const {
-    return Blocks(clique, calls.size() * ranks(group).size(), bytes);
+    return Blocks(clique, calls.size() * ranks_in(group).size(), bytes);
   }
   const std::byte* block_for(std::size_t member, int rank) const {
     return calls[member]->ins[static_cast<std::size_t>(rank)];
@@ -48,7 +47,7 @@ struct HostAllToAll : HostCollective {
   void send(int group, std::size_t message) {
     const Blocks blocks = blocks_with(group);
     if (message >= blocks.messages()) return;
-    const auto& theirs = ranks(group);
+    const auto& theirs = ranks_in(group);
     const auto data =
         blocks.gather(message, clique.scratch(Blocks::kTogether), [&](std::size_t part) {
           return block_for(part / theirs.size(), theirs[part % theirs.size()]);
@@ -69,7 +68,7 @@ struct HostAllToAll : HostCollective {
     post(group);
   }
   std::byte* target_of(int group, std::size_t part) const {
-    return block_of(part % calls.size(), ranks(group)[part / calls.size()]);
+    return block_of(part % calls.size(), ranks_in(group)[part / calls.size()]);
   }
 
   void post(int group) {
@@ -133,16 +132,15 @@ struct HostAllToAll : HostCollective {
     return ranks_of(source) * ranks_of(target) * bytes;
   }
 
-  // This process's blocks for other hosts, host after host. Returns the end.
-  std::byte* pack_own(std::byte* to) const {
+  // This process's blocks for other hosts, host after host.
+  void pack_own(std::byte* to) const {
     for (int step = 1; step < hosts; ++step)
       for (const int group : groups_of(host_behind(step)))
         for (std::size_t member = 0; member < calls.size(); ++member)
-          for (const int rank : ranks(group)) {
+          for (const int rank : ranks_in(group)) {
             if (bytes != 0) std::memcpy(to, block_for(member, rank), bytes);
             to += bytes;
           }
-    return to;
   }
 
   // The blocks that one member holds, each for another host: at index i those which go i hosts on.
@@ -154,7 +152,7 @@ struct HostAllToAll : HostCollective {
   Held collect(const std::vector<const std::byte*>& packed) const {
     Held held{std::vector<std::vector<std::byte>>(static_cast<std::size_t>(hosts))};
     for (std::size_t local = 0; local < packed.size(); ++local) {
-      const std::size_t rows = context.local_ranks(static_cast<int>(local)).size();
+      const std::size_t rows = ranks(static_cast<int>(local)).size();
       const std::byte* from = packed[local];
       for (int step = 1; step < hosts; ++step) {
         const std::size_t n = rows * ranks_of(host_behind(step)) * bytes;
@@ -203,8 +201,8 @@ struct HostAllToAll : HostCollective {
   void unpack(int step, const std::byte* from) {
     for (const int source : groups_of(host_behind(-step)))
       for (const int target : clique.locals())
-        for (const int row : ranks(source))
-          for (std::size_t member = 0; member < ranks(target).size(); ++member, from += bytes)
+        for (const int row : ranks_in(source))
+          for (std::size_t member = 0; member < ranks_in(target).size(); ++member, from += bytes)
             if (target == clique.self()) copy(block_of(member, row), from, bytes);
   }
 
@@ -222,19 +220,12 @@ struct HostAllToAll : HostCollective {
         unpack(step, held.blocks[static_cast<std::size_t>(step)].data());
       return;
     }
-    BroadcastRing& own = clique.partials(context.local_self());
-    std::byte* slot = context.acquire(own);
-    pack_own(slot);
-    context.publish(own);
-    std::vector<const std::byte*> packed;
-    for (int local = 0; local < context.locals(); ++local)
-      packed.push_back(local == context.local_self() ? slot
-                                                     : context.await(clique.partials(local)));
+    const auto packed = context.await_partials(
+        context.send_partials([&](std::byte* message) { pack_own(message); }));
     BroadcastRing& results = clique.results(0);
     const bool leads = context.local_self() == 0;
     Held held = leads ? collect(packed) : Held{};
-    for (int local = 0; local < context.locals(); ++local)
-      if (local != context.local_self()) clique.partials(local).release();
+    context.release_partials();
     if (leads) {
       cross(held);
       std::byte* all = context.acquire(results);

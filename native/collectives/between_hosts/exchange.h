@@ -11,26 +11,16 @@
 
 namespace lockstep {
 
-// How both ends cut `bytes` bytes. An empty message is one piece, so that its receiver learns that
-// the sender is in the same collective. Pieces begin at multiples of 4096.
-class Pieces {
+// How both ends cut `bytes` bytes: pieces begin at multiples of 4096.
+class Pieces : public Tiles {
  public:
   Pieces(const Clique& clique, std::size_t bytes)
-      : bytes_(bytes),
-        piece_(std::clamp((bytes / 4 + 4095) / 4096 * 4096, kLeast, clique.link_capacity())),
-        count_(std::max<std::size_t>(1, (bytes + piece_ - 1) / piece_)) {}
-
-  std::size_t count() const { return count_; }
-  std::size_t at(std::size_t index) const { return index * piece_; }
-  std::size_t size(std::size_t index) const { return std::min(piece_, bytes_ - at(index)); }
+      : Tiles(bytes, std::clamp((bytes / 4 + 4095) / 4096 * 4096, kLeast, clique.link_capacity())) {
+  }
 
  private:
   // A smaller piece costs more than its overlap with the others saves.
   static constexpr std::size_t kLeast = 64 << 10;
-
-  std::size_t bytes_;
-  std::size_t piece_;
-  std::size_t count_;
 };
 
 // A shorter payload costs more to place than to copy.

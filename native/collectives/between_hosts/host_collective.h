@@ -9,24 +9,21 @@
 
 namespace lockstep {
 
-struct HostCollective {
-  CollectiveContext& context;
-  Clique& clique;
-  Calls calls;
+struct HostCollective : Collective {
   const int hosts;
 
   HostCollective(CollectiveContext& x, Calls c)
-      : context(x), clique(x.clique()), calls(c), hosts(static_cast<int>(clique.hosts().size())) {}
+      : Collective(x, c), hosts(static_cast<int>(clique.hosts().size())) {}
 
-  bool is_alone() const { return context.locals() == 1; }  // on its host
   const std::vector<int>& groups_of(int host) const {
     return clique.hosts()[static_cast<std::size_t>(host)];
   }
+  const std::vector<int>& ranks_in(int group) const { return clique.group(group).ranks; }
   // The host that comes `step` behind this one; before it if negative.
   int host_behind(int step) const { return ((clique.self_host() + step) % hosts + hosts) % hosts; }
   std::size_t ranks_of(int host) const {
     std::size_t count = 0;
-    for (const int group : groups_of(host)) count += clique.group(group).ranks.size();
+    for (const int group : groups_of(host)) count += ranks_in(group).size();
     return count;
   }
 };

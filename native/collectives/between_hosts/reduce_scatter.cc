@@ -2,13 +2,11 @@
 // for one process of another host; one of them sends the sum there. So every result crosses once
 // from each host. Small vectors are added up whole, by the all-reduce of log2 H messages.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <vector>
 
 #include "collectives/between_hosts/blocks.h"
 #include "collectives/between_hosts/host_collective.h"
-#include "collectives/reduce.h"
 #include "collectives/shared_work.h"
 
 namespace lockstep {
@@ -23,7 +21,7 @@ struct HostReduceScatter : HostCollective {
       : HostCollective(x, c), first(*c[0]), width(size_of(first.dtype)) {}
 
   Blocks blocks_of(int group) const {
-    return Blocks(clique, clique.group(group).ranks.size(), first.bytes());
+    return Blocks(clique, ranks_in(group).size(), first.bytes());
   }
   void add(std::byte* out, std::size_t bytes) {
     share_reduce(context, out, sources, bytes / width, first.dtype, first.reduction);
@@ -33,7 +31,7 @@ struct HostReduceScatter : HostCollective {
   void add_own(int group, std::size_t message, std::byte* out) {
     blocks_of(group).for_each(
         message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t offset) {
-          const auto rank = static_cast<std::size_t>(clique.group(group).ranks[part]);
+          const auto rank = static_cast<std::size_t>(ranks_in(group)[part]);
           sources.clear();
           for (const Call* call : calls) sources.push_back(call->in + rank * first.bytes() + at);
           add(out + offset, n);
@@ -53,7 +51,7 @@ struct HostReduceScatter : HostCollective {
     std::byte* scratch = clique.scratch(std::max(Blocks::kTogether, clique.link_capacity()));
     if (calls.size() == 1)
       return blocks.gather(message, scratch, [&](std::size_t part) {
-        const auto rank = static_cast<std::size_t>(clique.group(group).ranks[part]);
+        const auto rank = static_cast<std::size_t>(ranks_in(group)[part]);
         return first.in + rank * first.bytes();
       });
     add_own(group, message, scratch);
@@ -70,14 +68,8 @@ struct HostReduceScatter : HostCollective {
 
   // All local peers publish what they have for one process; the one that is responsible adds it up.
   void publish_for(int group, std::size_t message, bool is_responsible) {
-    BroadcastRing& own = clique.partials(context.local_self());
-    std::byte* slot = context.acquire(own);
-    add_own(group, message, slot);
-    context.publish(own);
-    std::vector<const std::byte*> messages;
-    for (int local = 0; local < context.locals(); ++local)
-      messages.push_back(local == context.local_self() ? slot
-                                                       : context.await(clique.partials(local)));
+    const auto messages = context.await_partials(
+        context.send_partials([&](std::byte* slot) { add_own(group, message, slot); }));
     if (is_responsible && group == clique.self()) {
       into_results(message, [&](std::byte* out, std::size_t offset, std::size_t n) {
         add_local(messages, offset, out, n);
@@ -88,8 +80,7 @@ struct HostReduceScatter : HostCollective {
       add_local(messages, 0, scratch, bytes);
       context.send(group, {scratch, bytes});
     }
-    for (int local = 0; local < context.locals(); ++local)
-      if (local != context.local_self()) clique.partials(local).release();
+    context.release_partials();
   }
 
   void send_to(int host, std::size_t message) {

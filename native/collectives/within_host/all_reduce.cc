@@ -16,10 +16,7 @@
 namespace lockstep {
 namespace {
 
-struct AllReduce {
-  CollectiveContext& context;
-  Clique& clique;
-  Calls calls;
+struct AllReduce : Collective {
   const DType dtype;
   const Reduction reduction;
   const std::size_t width;
@@ -27,9 +24,7 @@ struct AllReduce {
   std::vector<const std::byte*> sources;
 
   AllReduce(CollectiveContext& x, Calls c)
-      : context(x),
-        clique(x.clique()),
-        calls(c),
+      : Collective(x, c),
         dtype(c[0]->dtype),
         reduction(c[0]->reduction),
         width(size_of(c[0]->dtype)),
@@ -70,17 +65,10 @@ struct AllReduce {
   }
 
   void in_one_round(std::size_t count) {
-    BroadcastRing& own = clique.partials(context.local_self());
-    std::byte* partial = context.acquire(own);
-    add_local(partial, 0, count);
-    context.publish(own);
-    std::vector<const std::byte*> partials;
-    for (int local = 0; local < context.locals(); ++local)
-      partials.push_back(local == context.local_self() ? partial
-                                                       : context.await(clique.partials(local)));
-    share_reduce(context, calls[0]->out, partials, count, dtype, reduction);
-    for (int local = 0; local < context.locals(); ++local)
-      if (local != context.local_self()) clique.partials(local).release();
+    const std::byte* partial =
+        context.send_partials([&](std::byte* message) { add_local(message, 0, count); });
+    share_reduce(context, calls[0]->out, context.await_partials(partial), count, dtype, reduction);
+    context.release_partials();
     give_to_ranks(calls[0]->out, 0, count);
   }
 
@@ -91,37 +79,25 @@ struct AllReduce {
 
   // With one rank there is nothing to add up yet: its own slice is read from its input later.
   std::byte* send_partials(std::size_t first, std::size_t n) {
-    BroadcastRing& own = clique.partials(context.local_self());
-    std::byte* message = context.acquire(own);
-    if (calls.size() > 1) {
-      add_local(message, first, n);
-    } else {
+    return context.send_partials([&](std::byte* message) {
+      if (calls.size() > 1) return add_local(message, first, n);
       const Slice mine = slice(context.local_self(), n);
       const std::size_t after = mine.first + mine.count;
       const std::byte* in = calls[0]->in + first * width;
       std::memcpy(message, in, mine.first * width);
       std::memcpy(message + after * width, in + after * width, (n - after) * width);
-    }
-    context.publish(own);
-    return message;
+    });
   }
 
   void reduce_own_slice(const std::byte* message, std::size_t first, std::size_t n) {
     const Slice mine = slice(context.local_self(), n);
-    std::vector<const std::byte*> partials;
-    for (int local = 0; local < context.locals(); ++local) {
-      if (local != context.local_self())
-        partials.push_back(context.await(clique.partials(local)) + mine.first * width);
-      else if (calls.size() > 1)
-        partials.push_back(message + mine.first * width);
-      else
-        partials.push_back(calls[0]->in + (first + mine.first) * width);
-    }
+    auto partials =
+        context.await_partials(calls.size() > 1 ? message : calls[0]->in + first * width);
+    for (const std::byte*& partial : partials) partial += mine.first * width;
     BroadcastRing& own = clique.results(context.local_self());
     std::byte* result = context.acquire(own);
     share_reduce(context, result, partials, mine.count, dtype, reduction);
-    for (int local = 0; local < context.locals(); ++local)
-      if (local != context.local_self()) clique.partials(local).release();
+    context.release_partials();
     context.publish(own);
     give_to_ranks(result, first + mine.first, mine.count);
   }
@@ -138,15 +114,13 @@ struct AllReduce {
 
   void in_two_rounds(std::size_t count) {
     const auto parts = static_cast<std::size_t>(context.locals());
-    const std::size_t chunk = parts * elements_per_part(clique, parts, width);
-    const std::size_t chunks = (count + chunk - 1) / chunk;
-    const auto size = [&](std::size_t c) { return std::min(chunk, count - c * chunk); };
+    const Tiles tiles(count, parts * elements_per_part(clique, parts, width));
     std::byte* messages[2] = {};
-    for (std::size_t c = 0; c < chunks + 2; ++c) {
-      if (c < chunks) messages[c % 2] = send_partials(c * chunk, size(c));
-      if (c >= 1 && c - 1 < chunks)
-        reduce_own_slice(messages[(c - 1) % 2], (c - 1) * chunk, size(c - 1));
-      if (c >= 2) collect_results((c - 2) * chunk, size(c - 2));
+    for (std::size_t t = 0; t < tiles.count() + 2; ++t) {
+      if (t < tiles.count()) messages[t % 2] = send_partials(tiles.at(t), tiles.size(t));
+      if (t >= 1 && t - 1 < tiles.count())
+        reduce_own_slice(messages[(t - 1) % 2], tiles.at(t - 1), tiles.size(t - 1));
+      if (t >= 2) collect_results(tiles.at(t - 2), tiles.size(t - 2));
     }
   }
 };

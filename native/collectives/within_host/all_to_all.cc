@@ -17,51 +17,55 @@ namespace {
 
 constexpr std::size_t kMinPiece = 16 << 10;
 
-struct AllToAll {
-  CollectiveContext& context;
-  Clique& clique;
-  Calls calls;
+struct AllToAll : Collective {
   const std::size_t bytes;  // of one block
   const std::size_t tile;   // bytes of each block in one message
+  const Tiles tiles;
   const OutputCopy copy;
 
-  std::span<const int> ranks(int local) const { return context.local_ranks(local); }
+  AllToAll(CollectiveContext& x, Calls c)
+      : Collective(x, c),
+        bytes(c[0]->bytes()),
+        tile(elements_per_part(clique, clique.max_local() * ranks_before(context.locals()), 1)),
+        tiles(bytes, tile),
+        copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()) {}
+
+  // The ranks of the local peers before this one.
+  std::size_t ranks_before(int local) const {
+    std::size_t count = 0;
+    for (int lower = 0; lower < local; ++lower) count += ranks(lower).size();
+    return count;
+  }
   // The offset at which n bytes of each block begin that are for the rank with this index in a
   // local peer.
   std::size_t in_message(std::size_t member, int local, std::size_t index, std::size_t n) const {
-    std::size_t target = index;
-    for (int lower = 0; lower < local; ++lower) target += ranks(lower).size();
-    return (target * clique.max_local() + member) * stride_of(n, tile);
+    return ((ranks_before(local) + index) * clique.max_local() + member) * stride_of(n, tile);
   }
 
   void send(std::size_t at, std::size_t n) {
-    BroadcastRing& own = clique.partials(context.local_self());
-    std::byte* message = context.acquire(own);
-    for (int local = 0; local < context.locals(); ++local) {
-      if (local == context.local_self()) continue;
-      const auto theirs = ranks(local);
-      share_each(context, theirs.size() * calls.size(), 2 * n, [&](std::size_t pair) {
-        const std::size_t k = pair / calls.size(), i = pair % calls.size();
-        std::memcpy(message + in_message(i, local, k, n),
-                    calls[i]->ins[static_cast<std::size_t>(theirs[k])] + at, n);
-      });
-    }
-    context.publish(own);
+    context.send_partials([&](std::byte* message) {
+      for (int local = 0; local < context.locals(); ++local) {
+        if (local == context.local_self()) continue;
+        const auto theirs = ranks(local);
+        share_each(context, theirs.size() * calls.size(), 2 * n, [&](std::size_t pair) {
+          const std::size_t k = pair / calls.size(), i = pair % calls.size();
+          std::memcpy(message + in_message(i, local, k, n),
+                      calls[i]->ins[static_cast<std::size_t>(theirs[k])] + at, n);
+        });
+      }
+    });
   }
 
   void receive(std::size_t at, std::size_t n) {
     const auto own = ranks(context.local_self());
-    for (int local = 0; local < context.locals(); ++local) {
-      if (local == context.local_self()) continue;
-      const std::byte* message = context.await(clique.partials(local));
+    context.take_partials([&](int local, const std::byte* message) {
       const auto theirs = ranks(local);
       share_each(context, theirs.size() * own.size(), 2 * n, [&](std::size_t pair) {
         const std::size_t i = pair / own.size(), k = pair % own.size();
         copy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
              message + in_message(i, context.local_self(), k, n), n);
       });
-      clique.partials(local).release();
-    }
+    });
   }
 
   // Whether each block is worth a read of its own and all addresses fit into one message.
@@ -75,13 +79,13 @@ struct AllToAll {
   }
 
   void send_addresses() {
-    BroadcastRing& own = clique.partials(context.local_self());
-    auto* table = reinterpret_cast<std::uint64_t*>(context.acquire(own));
-    for (std::size_t i = 0; i < calls.size(); ++i)
-      for (int target = 0; target < clique.size(); ++target)
-        table[in_table(i, target)] =
-            reinterpret_cast<std::uint64_t>(calls[i]->ins[static_cast<std::size_t>(target)]);
-    context.publish(own);
+    context.send_partials([&](std::byte* message) {
+      auto* table = reinterpret_cast<std::uint64_t*>(message);
+      for (std::size_t i = 0; i < calls.size(); ++i)
+        for (int target = 0; target < clique.size(); ++target)
+          table[in_table(i, target)] =
+              reinterpret_cast<std::uint64_t>(calls[i]->ins[static_cast<std::size_t>(target)]);
+    });
   }
 
   void read_blocks(int local) {
@@ -115,40 +119,24 @@ struct AllToAll {
              calls[i]->ins[static_cast<std::size_t>(own[k])] + at, n);
     });
   }
-  std::size_t tiles() const { return std::max<std::size_t>(1, (bytes + tile - 1) / tile); }
-  std::size_t size(std::size_t t) const { return std::min(tile, bytes - t * tile); }
 };
-
-AllToAll make(CollectiveContext& context, Calls calls) {
-  Clique& clique = context.clique();
-  const std::size_t bytes = calls[0]->bytes();
-  std::size_t ranks = 0;
-  for (int local = 0; local < context.locals(); ++local) ranks += context.local_ranks(local).size();
-  const std::size_t parts = clique.max_local() * ranks;
-  return {context,
-          clique,
-          calls,
-          bytes,
-          elements_per_part(clique, parts, 1),
-          OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
-}
 
 }  // namespace
 
 void all_to_all_local(CollectiveContext& context, Calls calls) {
-  make(context, calls).within_process(0, calls[0]->bytes());
+  AllToAll(context, calls).within_process(0, calls[0]->bytes());
 }
 
 void all_to_all_local_part(CollectiveContext& context, Calls calls, std::size_t at, std::size_t n) {
-  make(context, calls).within_process(at, n);
+  AllToAll(context, calls).within_process(at, n);
 }
 
 bool all_to_all_can_read(CollectiveContext& context, Calls calls) {
-  return make(context, calls).can_read();
+  return AllToAll(context, calls).can_read();
 }
 
 void all_to_all_single_copy(CollectiveContext& context, Calls calls) {
-  make(context, calls).by_reading();
+  AllToAll(context, calls).by_reading();
 }
 
 void all_to_all_direct(CollectiveContext& context, Calls calls) {
@@ -157,16 +145,17 @@ void all_to_all_direct(CollectiveContext& context, Calls calls) {
 }
 
 void all_to_all_direct_begin(CollectiveContext& context, Calls calls) {
-  AllToAll run = make(context, calls);
-  run.send(0, run.size(0));
+  AllToAll run(context, calls);
+  run.send(0, run.tiles.size(0));
 }
 
 void all_to_all_direct_finish(CollectiveContext& context, Calls calls) {
-  AllToAll run = make(context, calls);
+  AllToAll run(context, calls);
+  const Tiles& tiles = run.tiles;
   run.within_process(0, run.bytes);
-  for (std::size_t t = 1; t <= run.tiles(); ++t) {
-    if (t < run.tiles()) run.send(t * run.tile, run.size(t));
-    run.receive((t - 1) * run.tile, run.size(t - 1));
+  for (std::size_t t = 1; t <= tiles.count(); ++t) {
+    if (t < tiles.count()) run.send(tiles.at(t), tiles.size(t));
+    run.receive(tiles.at(t - 1), tiles.size(t - 1));
   }
 }
 
