@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "recorder/tsc_clock.h"
+
 namespace lockstep::nccl {
 namespace {
 
@@ -42,6 +44,12 @@ Operation* add(Communicator& communicator) {
     handle->operation = &added;
   }
   return &added;
+}
+
+Operation* peers_of(Group& group, Communicator& communicator) {
+  for (const auto& [of, operation] : group.operations)
+    if (of == &communicator && operation->is_peers) return operation;
+  return group.operations.emplace_back(&communicator, add(communicator)).second;
 }
 
 void begin(Communicator& communicator, Operation& operation, const Name& what, std::size_t count,

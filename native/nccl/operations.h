@@ -60,16 +60,11 @@ struct Communicator {
 struct Group {
   Handle handle{Handle::kGroupHandle};
   std::vector<std::pair<Communicator*, Operation*>> operations;
-
-  // The sends and receives of this group with that communicator; null: none yet.
-  Operation* peers_of(const Communicator* communicator) const {
-    for (const auto& [of, operation] : operations)
-      if (of == communicator && operation->is_peers) return operation;
-    return nullptr;
-  }
 };
 
 Operation* add(Communicator& communicator);
+// The sends and receives of a group with that communicator, which may be the first ones.
+Operation* peers_of(Group& group, Communicator& communicator);
 // Writes the entry of an operation, if that is still to be done. `line` is a hash of the line of
 // the program that has called it; 0: not known.
 void begin(Communicator& communicator, Operation& operation, const Name& what, std::size_t count,

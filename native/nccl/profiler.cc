@@ -92,11 +92,7 @@ void* start_peer_call(Communicator& communicator, Group* group, const PeerCall& 
   const Name* dtype = dtype_named(call.dtype);
   if (group == nullptr || dtype == nullptr || call.captured) return nullptr;
   std::lock_guard lock(mutex);
-  Operation* operation = group->peers_of(&communicator);
-  if (operation == nullptr) {
-    operation = add(communicator);
-    group->operations.emplace_back(&communicator, operation);
-  }
+  Operation* operation = peers_of(*group, communicator);
   add_peer(*operation, is_send(call.function), call.count, dtype);
   return &operation->call;
 }
@@ -124,12 +120,7 @@ void* start_peer_task(Communicator& communicator, Handle* parent, const PeerTask
   const bool sends = is_send(task.function);
   Operation* operation = parent != nullptr ? parent->operation : nullptr;
   if (operation == nullptr && parent != nullptr) {  // the group's, in version 4
-    auto* group = reinterpret_cast<Group*>(parent);
-    operation = group->peers_of(&communicator);
-    if (operation == nullptr) {
-      operation = add(communicator);
-      group->operations.emplace_back(&communicator, operation);
-    }
+    operation = peers_of(*reinterpret_cast<Group*>(parent), communicator);
     add_peer(*operation, sends, task.count, dtype_named(task.dtype));
   }
   if (operation == nullptr) return nullptr;
