@@ -86,21 +86,18 @@ bool Port::progress() {
 
 template <typename Step>
 void Port::guarded(Step step) {
+  std::string text;
   try {
-    step();
+    return step();
   } catch (const Divergence& error) {
-    const std::string text = clique_.job().diverged(error.what());
-    forget_all();
-    throw Error(text);
+    text = clique_.job().diverged(error.what());
   } catch (const Late& error) {
-    const std::string text = clique_.job().timed_out(error.what());
-    forget_all();
-    throw Error(text);
+    text = clique_.job().timed_out(error.what());
   } catch (const Error& error) {
-    const std::string text = clique_.job().failed(error.what());
-    forget_all();
-    throw Error(text);
+    text = clique_.job().failed(error.what());
   }
+  forget_all();
+  throw Error(text);
 }
 
 void Port::forget_all() {
