@@ -91,6 +91,9 @@ struct WaitLimits {
   const std::atomic<std::uint32_t>* stop = nullptr;
 };
 
+// For waits that no abort ends.
+inline const std::atomic<std::uint32_t> kNeverAborted{0};
+
 // What a thread does while it waits: for one that receives, itself, what it waits for.
 class WaitingWork {
  public:

@@ -13,6 +13,12 @@ constexpr const char* kOtherProgram =
     " They look alike but belong to different programs, or to different executions of one: the "
     "processes run them in different orders. LOCKSTEP_CHECK_PROGRAMS=0 lets such calls meet.";
 
+template <typename Value, std::size_t count>
+const char* name_in(const char* const (&names)[count], Value value) {
+  const auto index = static_cast<std::size_t>(value);
+  return index < count ? names[index] : "?";
+}
+
 // What tells two calls apart that look alike; nothing for others.
 std::string look_alikes(const Signature& one, const Signature& other) {
   if (!one.same_call(other)) return "";
@@ -48,21 +54,18 @@ std::size_t size_of(DType dtype) {
 const char* name_of(DType dtype) {
   constexpr const char* kNames[] = {"byte", "s8",  "s16", "s32", "s64", "u8",  "u16",
                                     "u32",  "u64", "f32", "f64", "c64", "c128"};
-  const auto index = static_cast<std::size_t>(dtype);
-  return index < std::size(kNames) ? kNames[index] : "?";
+  return name_in(kNames, dtype);
 }
 
 const char* name_of(Reduction reduction) {
   constexpr const char* kNames[] = {"", "sum", "product", "min", "max"};
-  const auto index = static_cast<std::size_t>(reduction);
-  return index < std::size(kNames) ? kNames[index] : "?";
+  return name_in(kNames, reduction);
 }
 
 const char* name_of(Op op) {
   constexpr const char* kNames[] = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all",
                                     "collective-permute"};
-  const auto index = static_cast<std::size_t>(op);
-  return index < std::size(kNames) ? kNames[index] : "?";
+  return name_in(kNames, op);
 }
 
 std::string describe(const Signature& signature) {

@@ -105,7 +105,6 @@ void LocalGroup::check_same(std::span<const Call* const> calls, std::uint32_t se
 void LocalGroup::wait_for_leader(Round& round, int member, std::uint32_t sequence,
                                  const Call& call) {
   // Abort does not end this wait by itself: once the leader runs it uses this call's buffers.
-  static const std::atomic<std::uint32_t> kNever{0};
   Deadline deadline(job_.timeout_seconds(), call.entered);
   const auto spin = job_.sibling_spin(static_cast<int>(devices_.size()));
   for (;;) {
@@ -126,7 +125,7 @@ void LocalGroup::wait_for_leader(Round& round, int member, std::uint32_t sequenc
     if (!round.state.compare_exchange_strong(gathering, Round::kAbandoned) &&
         gathering == Round::kRunning) {
       // The leader has the deadline and the abort flag before it, and ends.
-      wait_until(done_, sequence + 1, WaitLimits{&kNever, Deadline(0), spin});
+      wait_until(done_, sequence + 1, WaitLimits{&kNeverAborted, Deadline(0), spin});
       return;
     }
     throw Error(job_.arena().abort_text());

@@ -1,7 +1,5 @@
 #include "core/crew.h"
 
-#include <algorithm>
-
 namespace lockstep {
 
 void Crew::run_task(std::uint32_t parts, Task task) {
@@ -13,8 +11,7 @@ void Crew::run_task(std::uint32_t parts, Task task) {
   std::uint32_t own = 0;
   for (std::uint32_t part = 0; claim(part); ++own) task.part(task.it, part);
   // No deadline and no abort: a part is arithmetic, and it uses the memory of this task.
-  static const std::atomic<std::uint32_t> kNever{0};
-  wait_until(finished_, before + parts - own, WaitLimits{&kNever, Deadline(0), spin_});
+  wait_until(finished_, before + parts - own, WaitLimits{&kNeverAborted, Deadline(0), spin_});
 }
 
 bool Crew::claim(std::uint32_t& part) {

@@ -1,6 +1,5 @@
 #include "core/job.h"
 
-#include <algorithm>
 #include <iomanip>
 #include <new>
 #include <sstream>

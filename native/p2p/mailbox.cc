@@ -1,6 +1,5 @@
 #include "p2p/mailbox.h"
 
-#include <algorithm>
 #include <string>
 
 #include "base/error.h"

@@ -81,7 +81,10 @@ Recorder::Recorder(const RecorderOptions& options) : enabled_(options.enabled) {
     if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(bytes)) != 0)
       throw Error(std::string("lockstep: no memory for the recorder: ") + std::strerror(errno));
   }
-  map(kMapped);
+  void* memory = mmap(nullptr, kMapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  if (memory == MAP_FAILED)
+    throw Error(std::string("lockstep: cannot map the recorder's file: ") + std::strerror(errno));
+  base_ = static_cast<std::byte*>(memory);
   Header& header = *new (base_) Header{};
   header.version = 1;
   header.header_bytes = kHeaderBytes;
@@ -120,13 +123,6 @@ bool Recorder::make_file(const std::string& path, std::size_t bytes) {
     close(fd);
   }
   return false;
-}
-
-void Recorder::map(std::size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-  if (memory == MAP_FAILED)
-    throw Error(std::string("lockstep: cannot map the recorder's file: ") + std::strerror(errno));
-  base_ = static_cast<std::byte*>(memory);
 }
 
 void Recorder::set_devices(const std::vector<int>& ids) {

@@ -83,8 +83,6 @@ class Recorder {
   // Never throws for a file that cannot be made: it goes on in memory, and problem() says why.
   explicit Recorder(const RecorderOptions& options);
   ~Recorder();
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
 
   int fd() const { return fd_; }
   const std::string& problem() const { return problem_; }
@@ -115,7 +113,6 @@ class Recorder {
   struct Header;
 
   bool make_file(const std::string& path, std::size_t bytes);
-  void map(std::size_t bytes);
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
 
   std::mutex mutex_;  // guards the clique area and the making of rings
@@ -125,9 +122,5 @@ class Recorder {
   std::byte* base_ = nullptr;
   std::vector<Ring*> rings_;
 };
-
-inline std::int64_t nanoseconds(Clock::time_point time) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
-}
 
 }  // namespace lockstep

@@ -29,11 +29,6 @@ bool kernel_trusts_counter() {
   return file >> source && source == kCounter;
 }
 
-std::int64_t clock_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
-      .count();
-}
-
 }  // namespace
 
 constinit TscClock TscClock::it;
@@ -45,7 +40,7 @@ TscClock::Moment TscClock::moment() {
   // One reading is enough where it is nearly as close as any before.
   for (int i = 0; i < kTries && spread > 2 * least_spread_; ++i) {
     const std::uint64_t before = ticks();
-    const std::int64_t ns = clock_ns();
+    const std::int64_t ns = nanoseconds(Clock::now());
     const std::uint64_t between = ticks() - before;
     if (between >= spread) continue;
     spread = between;
@@ -56,13 +51,13 @@ TscClock::Moment TscClock::moment() {
 }
 
 std::int64_t TscClock::read_slowly() {
-  if (trust_.load(std::memory_order_relaxed) == Trust::kNo) return clock_ns();
+  if (trust_.load(std::memory_order_relaxed) == Trust::kNo) return nanoseconds(Clock::now());
   std::lock_guard lock(mutex_);
   if (trust_.load(std::memory_order_relaxed) == Trust::kUnknown) {
     trust_.store(kernel_trusts_counter() ? Trust::kYes : Trust::kNo, std::memory_order_relaxed);
     base_ = moment();
   }
-  if (trust_.load(std::memory_order_relaxed) == Trust::kNo) return clock_ns();
+  if (trust_.load(std::memory_order_relaxed) == Trust::kNo) return nanoseconds(Clock::now());
   // From before the moment where the next line begins, no thread reads the old one any more.
   version_.fetch_add(1);
   const Moment now = moment();

@@ -23,6 +23,10 @@
 
 namespace lockstep {
 
+inline std::int64_t nanoseconds(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
 class TscClock {
  public:
   static Clock::time_point now() { return Clock::time_point(std::chrono::nanoseconds(it.read())); }

@@ -24,8 +24,6 @@ class BackgroundThreads {
 
   BackgroundThreads() = default;
   ~BackgroundThreads() { stop(); }
-  BackgroundThreads(const BackgroundThreads&) = delete;
-  BackgroundThreads& operator=(const BackgroundThreads&) = delete;
 
   void start();  // the first threads; throws Error
   // Has a thread do the work, which must not throw. Does not wait. An abort comes

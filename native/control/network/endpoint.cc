@@ -1,12 +1,8 @@
 #include "control/network/endpoint.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <set>
 #include <thread>
 #include <utility>

@@ -94,8 +94,6 @@ class Endpoint : public Network, public ChannelIo {
   Endpoint(const EndpointOptions& options, int process, std::uint64_t nonce,
            const std::vector<std::string>& labels, std::shared_ptr<Arena> arena);
   ~Endpoint() override;  // announces the end
-  Endpoint(const Endpoint&) = delete;
-  Endpoint& operator=(const Endpoint&) = delete;
 
   // Network.
   void reach(int process, const WaitLimits& limits) override;
@@ -140,8 +138,6 @@ class Endpoint : public Network, public ChannelIo {
   struct Peer {
     Peer(std::string at, bool deferred) : address(std::move(at)), is_deferred(deferred) {}
     ~Peer() { delete connection.load(); }
-    Peer(const Peer&) = delete;
-    Peer& operator=(const Peer&) = delete;
     bool is_remote() const { return !address.empty(); }
 
     const std::string address;  // "" on this host

@@ -12,8 +12,6 @@ namespace {
 // The pause after each part. A thread that waits for the send lock tries more often, and gets it.
 constexpr std::chrono::microseconds kBetweenParts{200};
 
-const std::atomic<std::uint32_t> kNever{0};
-
 // Deadline takes 0 for never.
 Deadline deadline_in(double seconds) {
   return Deadline(std::max(std::chrono::duration<double>(bounded(seconds)).count(), 1e-9));
@@ -68,7 +66,7 @@ bool Endpoint::send_control(int process, std::span<const std::byte> bytes, doubl
   const auto whole = connection.lock_message(deadline);
   if (!whole.owns_lock()) return false;
   // An agent's messages are about the failed job; a process ends and does not wait for them.
-  const auto& abort = progress_.is_agent(process_) ? kNever : arena_->header().abort_state;
+  const auto& abort = progress_.is_agent(process_) ? kNeverAborted : arena_->header().abort_state;
   const WaitLimits limits{&abort, deadline, {}, nullptr, nullptr, &stopped_};
   for (std::size_t at = 0;;) {
     const auto part = bytes.subspan(at, std::min(ControlMessages::kPart, bytes.size() - at));

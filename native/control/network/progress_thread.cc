@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -88,10 +87,9 @@ void ProgressThread::run() {
         poll_until(kPollInterval);
         continue;
       }
-      static const std::atomic<std::uint32_t> kNever{0};
       const auto most = a_receiver_reads_ ? kMaxStandBack : kStandBack;
       const double seconds = std::chrono::duration<double>(most).count();
-      wait_until(resume_, resume_.load() + 1, WaitLimits{&kNever, Deadline(seconds), {}});
+      wait_until(resume_, resume_.load() + 1, WaitLimits{&kNeverAborted, Deadline(seconds), {}});
     }
   } catch (const std::exception& error) {
     fail(error.what());

@@ -19,7 +19,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/futex_wait.h"
@@ -84,8 +83,6 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
                  std::chrono::milliseconds greeting_timeout = kGreetingTimeout,
                  Companion* companion = nullptr, Deferred deferred = {});
   virtual ~ProgressThread();
-  ProgressThread(const ProgressThread&) = delete;
-  ProgressThread& operator=(const ProgressThread&) = delete;
 
   static constexpr std::chrono::seconds kGreetingTimeout{10};
   // How many connections of unauthenticated peers may be open, besides one for each process of

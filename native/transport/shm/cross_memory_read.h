@@ -8,8 +8,6 @@
 // the job before it leaves a collective whose buffers may still be read.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>

@@ -1,6 +1,5 @@
 #include "transport/tcp/sender_threads.h"
 
-#include <algorithm>
 #include <system_error>
 
 #include "base/signals.h"

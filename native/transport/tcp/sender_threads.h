@@ -17,8 +17,6 @@ class SenderThreads {
   // Fewer where the system permits no more threads.
   explicit SenderThreads(std::size_t count);
   ~SenderThreads();  // no thread is in `run`
-  SenderThreads(const SenderThreads&) = delete;
-  SenderThreads& operator=(const SenderThreads&) = delete;
 
   // Calls send(i) for each i below `stripes`, on this thread and others at the same time, and
   // returns when all are done. `send` has a deadline of its own and does not throw. Any threads may

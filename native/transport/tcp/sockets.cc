@@ -1,12 +1,10 @@
 #include "transport/tcp/sockets.h"
 
-#include <fcntl.h>
 #include <linux/tcp.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>

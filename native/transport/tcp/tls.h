@@ -22,7 +22,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "transport/tcp/session.h"
 #include "transport/tcp/socket_buffers.h"
@@ -43,8 +42,6 @@ class Tls : public Security {
   // `library`: a path or a soname. Throws Error.
   Tls(const std::string& library, std::span<const std::byte> key);
   ~Tls() override;
-  Tls(const Tls&) = delete;
-  Tls& operator=(const Tls&) = delete;
 
   using Result = lockstep::Session::Result;
   class Session;
@@ -102,8 +99,6 @@ class Tls::Session : public lockstep::Session {
   Session(const Tls& tls, int fd, Side side,
           std::uint32_t records_per_key = kRecordsPerKey);  // throws Error
   ~Session() override;
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
 
   Result handshake() override;
   Result read(std::span<std::byte> to, std::size_t& moved) override;

@@ -26,8 +26,6 @@ class Tls::Handshake {
   // Throws Error. The buffers outlive it.
   Handshake(const Tls& tls, int fd, Side side, ReceiveBuffer& received, SendBuffer& unsent);
   ~Handshake();
-  Handshake(const Handshake&) = delete;
-  Handshake& operator=(const Handshake&) = delete;
 
   // Goes as far as it can. What it leaves in the send buffer is to go out in any case.
   Result step();

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
 
 namespace lockstep {
 namespace {

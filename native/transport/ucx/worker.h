@@ -28,8 +28,6 @@ class UcxWorker {
   // the network devices that UCX may use; "" for its own choice.
   UcxWorker(const ucp::Library& library, std::size_t num_peers, const std::string& devices = {});
   ~UcxWorker();
-  UcxWorker(const UcxWorker&) = delete;
-  UcxWorker& operator=(const UcxWorker&) = delete;
 
   // A lock that the progress thread leaves to the others when they want it.
   class Lock {
