@@ -1,14 +1,11 @@
 // Between hosts: an abort reaches each peer, also beside peers that read nothing.
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "base/error.h"
 #include "check.h"
 #include "control/network/endpoint.h"
 #include "hosts.h"
@@ -21,63 +18,48 @@ constexpr std::chrono::seconds kGrace{60};
 
 // Process 0, and peers 1 to `count` that each have a host, and read only what the test reads.
 struct Crowd {
-  struct Peer {
+  struct Member {
     Listener listener = listen_anywhere();
-    std::unique_ptr<Impostor::Out> out;
-    Descriptor from;
-    std::unique_ptr<Tls::Session> in;
+    std::unique_ptr<Peer> out, in;
   };
-  const Tls tls{"libssl.so.3", key(7)};
   std::vector<std::string> labels{"process 0"};  // the endpoint of the host refers to them
   Host host;
-  std::vector<Peer> peers;
+  std::vector<Member> members;
 
-  explicit Crowd(int count) : peers(static_cast<std::size_t>(count)) {
+  explicit Crowd(int count) : members(static_cast<std::size_t>(count)) {
     EndpointOptions options = host.options({""});
     options.send_grace = kGrace;
-    for (const Peer& peer : peers) {
+    for (const Member& member : members) {
       labels.push_back("process " + std::to_string(labels.size()));
-      options.addresses.push_back(peer.listener.address);
+      options.addresses.push_back(member.listener.address);
     }
     auto joining = std::async(std::launch::async, [&] {
       host.endpoint = std::make_unique<Endpoint>(options, 0, kNonce, labels, host.arena);
     });
-    for (int process = 1; process <= count; ++process) meet(process);
+    for (int process = 1; process <= count; ++process) {
+      Member& one = member(process);
+      one.out = std::make_unique<Peer>(host.listener.address);
+      one.out->send(greeting_of(process));
+      one.in = std::make_unique<Peer>(one.listener);
+      one.in->welcome(process);
+    }
     joining.get();
   }
 
-  Peer& peer(int process) { return peers[static_cast<std::size_t>(process - 1)]; }
-
-  void meet(int process) {
-    Peer& peer = this->peer(process);
-    peer.out = std::make_unique<Impostor::Out>(host.listener.address, tls);
-    peer.out->send({.kind = Frame::kGreeting,
-                    .index = static_cast<std::uint32_t>(process),
-                    .clique = kNonce,
-                    .number = Frame::kVersion});
-    eventually([&] { return (peer.from = accept_from(peer.listener.fd.get())).get() >= 0; },
-               "a connection");
-    peer.in = std::make_unique<Tls::Session>(tls, peer.from.get(), Tls::Side::kServer);
-    Impostor::finish(*peer.in, peer.from.get());
-    Impostor::welcome(*peer.in, peer.from.get(), process);
-  }
+  Member& member(int process) { return members[static_cast<std::size_t>(process - 1)]; }
 
   // Sends until the connection to that peer takes no more.
   void fill(int process) {
-    const std::vector<std::byte> bytes(ControlMessages::kPart);
+    const Bytes bytes(ControlMessages::kPart);
     while (host.endpoint->send_control(process, bytes, 0.05)) {
     }
   }
 
   // The text of the abort that this peer receives, behind everything that was sent before.
   std::string read_abort(int process) {
-    Peer& from = peer(process);
-    for (;;) {
-      Frame frame;
-      Impostor::read(*from.in, from.from.get(), std::as_writable_bytes(std::span(&frame, 1)));
-      std::string rest(frame.bytes, ' ');
-      Impostor::read(*from.in, from.from.get(), std::as_writable_bytes(std::span(rest)));
-      if (frame.kind == Frame::kAbort) return rest;
+    for (Bytes rest;;) {
+      const Frame frame = member(process).in->receive(rest);
+      if (frame.kind == Frame::kAbort) return shown(rest);
       CHECK_EQUAL(frame.kind, std::uint32_t{Frame::kControl});
     }
   }
@@ -99,9 +81,9 @@ TEST(an_abort_does_not_keep_the_progress_thread_from_reading) {
   Crowd crowd(kStuck + 2);
   const int lost = kStuck + 1, healthy = kStuck + 2;
   for (int process = 1; process <= kStuck; ++process) crowd.fill(process);
-  crowd.peer(lost).out.reset();
+  crowd.member(lost).out.reset();
   CHECK_CONTAINS(crowd.read_abort(healthy), "process 9 has ended, or its host");
-  crowd.peer(healthy).out->send({.kind = Frame::kLeave});
+  crowd.member(healthy).out->send({.kind = Frame::kLeave});
   eventually([&] { return crowd.host.endpoint->has_left(healthy) != 0; }, "word that it left");
   for (int process = 1; process <= kStuck; ++process)
     CHECK_CONTAINS(crowd.read_abort(process), "process 9 has ended, or its host");

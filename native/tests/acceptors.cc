@@ -2,6 +2,7 @@
 #include <sys/epoll.h>
 
 #include <chrono>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -59,24 +60,9 @@ TEST(many_processes_at_a_time) {
   is_remote[0] = false;
   ProgressThread progress(host.listener.fd.get(), {}, is_remote, 0, kNonce, labels, tls, channels,
                           *host.arena);
-  std::vector<Descriptor> connections;
-  std::vector<std::unique_ptr<Tls::Session>> sessions;
-  for (int i = 0; i < kMany; ++i) {
-    connections.push_back(
-        connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5)));
-    sessions.push_back(
-        std::make_unique<Tls::Session>(tls, connections.back().get(), Tls::Side::kClient));
-  }
-  for (std::size_t i = 0; i < kMany; ++i) Impostor::finish(*sessions[i], connections[i].get());
-  for (int i = 0; i < kMany; ++i) {
-    const Frame greeting{.kind = Frame::kGreeting,
-                         .index = static_cast<std::uint32_t>(i + 1),
-                         .clique = kNonce,
-                         .number = Frame::kVersion};
-    std::size_t moved = 0;
-    CHECK(sessions[static_cast<std::size_t>(i)]->write(std::as_bytes(std::span(&greeting, 1)),
-                                                       moved) == Tls::Result::kDone);
-  }
+  std::deque<Peer> peers;
+  while (peers.size() < kMany) peers.emplace_back(host.listener.address, tls);
+  for (int i = 0; i < kMany; ++i) peers[static_cast<std::size_t>(i)].send(greeting_of(i + 1));
   progress.wait_for_processes(Clock::now() + std::chrono::seconds(20));
   CHECK(!host.arena->aborted());
 }

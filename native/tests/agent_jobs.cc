@@ -1,5 +1,4 @@
 // Jobs with agents: how an agent counts in a job, takes leave and starts again.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <future>
@@ -9,7 +8,6 @@
 #include <vector>
 
 #include "api/mpitrampoline/state.h"
-#include "base/error.h"
 #include "check.h"
 #include "core/job.h"
 #include "hosts.h"
@@ -19,17 +17,14 @@ namespace lockstep::testing::agent_jobs {
 // No test reaches it.
 constexpr double kLong = 60;
 
-std::span<const std::byte> text(const std::string& from) { return std::as_bytes(std::span(from)); }
-
 // A process, 0, and the agent of another host.
 struct TwoJobs {
   Host hosts[2];
   std::unique_ptr<Job> jobs[2];
 
   TwoJobs() {
-    std::thread other([&] { start(1); });
+    const std::jthread other([&] { start(1); });
     start(0);
-    other.join();
   }
   void start(int member) {
     Host& own = hosts[member];
@@ -113,14 +108,14 @@ void start_twice() {
   Host first, second;
   CHECK(start_agent(first));
   CHECK_EQUAL(Engine::instance().job().num_processes(), 1);
-  CHECK(first.endpoint->send_control(1, text("one"), kLong));
+  CHECK(first.endpoint->send_control(1, bytes_of("one"), kLong));
   CHECK_EQUAL(next_control(kLong), 0);
   auto waiting = std::async(std::launch::async, [] { return next_control(kLong); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(start_agent(second));
   CHECK_EQUAL(waiting.get(), -2);
   eventually([&] { return first.endpoint->has_left(1).load() != 0; }, "word that it left");
-  first.endpoint->send_control(1, text("late"), 1);
+  first.endpoint->send_control(1, bytes_of("late"), 1);
   first.arena->abort("lockstep: the test ends the first job.");
   CHECK_EQUAL(next_control(0.3), -1);
   CHECK(!first.endpoint->is_lost(1));
@@ -133,22 +128,6 @@ void start_twice() {
   CHECK(!second.arena->aborted());
 }
 
-// Engine::instance() is there for good, so the test runs in a child.
-TEST(an_agent_that_starts_again) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    try {
-      start_twice();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-      _exit(1);
-    }
-    _exit(0);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
-}
+TEST(an_agent_that_starts_again) { run_in_child(start_twice); }
 
 }  // namespace lockstep::testing::agent_jobs

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/error.h"
+
 namespace lockstep::testing {
 
 class CheckFailed : public std::runtime_error {
@@ -26,6 +28,17 @@ std::string show(const A& a, const B& b) {
   std::ostringstream text;
   text << a << " against " << b;
   return text.str();
+}
+
+// The text of the Error that the body throws, "" for none.
+template <typename Body>
+std::string error_or_none(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 // Fails unless `text` holds every one of `parts`.

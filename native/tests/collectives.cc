@@ -99,14 +99,13 @@ TEST(groups_inside_a_job) {
 }
 
 TEST(more_ranks_than_cores) {
-  Layout crowd{"16x1", {}};
-  for (int process = 0; process < 16; ++process) crowd.process_of.push_back(process);
   for (const Harness harness : kAll)
-    run_healthy(crowd, {.harness = harness, .oversubscribed = true, .cores = 1}, [](Rank& rank) {
-      const auto end = rank.all();
-      for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(rounds(40, 10)); ++i)
-        run_all(*end, DType::kI32, i * 25, i);
-    });
+    run_healthy(one_rank_each(16), {.harness = harness, .oversubscribed = true, .cores = 1},
+                [](Rank& rank) {
+                  const auto end = rank.all();
+                  for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(rounds(40, 10)); ++i)
+                    run_all(*end, DType::kI32, i * 25, i);
+                });
 }
 
 }  // namespace lockstep::testing::collectives

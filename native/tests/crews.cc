@@ -21,7 +21,6 @@ class Members {
   ~Members() {
     done_.advance();
     crew.release();
-    for (std::thread& thread : threads_) thread.join();
   }
 
   Crew crew;
@@ -35,7 +34,7 @@ class Members {
 
   const std::atomic<std::uint32_t> never_{0};
   Counter done_;
-  std::vector<std::thread> threads_;
+  std::vector<std::jthread> threads_;
 };
 
 TEST(each_part_is_done_once) {

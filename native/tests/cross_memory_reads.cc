@@ -19,12 +19,6 @@ using Piece = MemoryPiece;
 // From one byte on, whatever would be faster. Permutes start at 64 times that.
 Options always(Harness harness) { return {.harness = harness, .single_copy_from = 1}; }
 
-std::vector<Edge> ring(int size) {
-  std::vector<Edge> edges;
-  for (int rank = 0; rank < size; ++rank) edges.push_back({rank, (rank + 1) % size});
-  return edges;
-}
-
 // The second permute of a pair is the first whose sender knows that it can be read.
 void mixed_program(Communicator& end) {
   for (std::uint32_t i = 0; i < 2; ++i)

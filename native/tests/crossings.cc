@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/error.h"
 #include "check.h"
 #include "collectives/collectives.h"
 #include "core/clique.h"
@@ -119,23 +118,16 @@ TEST(the_same_bits_on_all_ranks_and_in_every_run) {
         const auto end = rank.all();
         for (const std::size_t count : {5, 3000, 50'001})
           for (const DType dtype : {DType::kF32, DType::kC128}) {
-            Case what{Op::kAllReduce, dtype, Reduction::kSum, count, 5};
-            what.values = Values::kRough;
-            Buffer out = run_case(*end, what);
+            Buffer out = run_case(
+                *end, {.dtype = dtype, .count = count, .seed = 5, .values = Values::kRough});
             rank.mix(out.data(), out.bytes());
           }
         std::vector<float> zeros(777), result(777);
         for (std::size_t i = 0; i < zeros.size(); ++i)
           zeros[i] = (i + static_cast<std::size_t>(rank.index)) % 3 == 0 ? -0.0F : 0.0F;
         for (const Reduction reduction : {Reduction::kMin, Reduction::kMax}) {
-          Call call;
-          call.op = Op::kAllReduce;
-          call.dtype = DType::kF32;
-          call.reduction = reduction;
-          call.count = zeros.size();
-          call.in = reinterpret_cast<const std::byte*>(zeros.data());
-          call.out = reinterpret_cast<std::byte*>(result.data());
-          end->run(call);
+          const Case what{.reduction = reduction, .count = zeros.size()};
+          end->run(call_of(what, zeros.data(), result.data()));
           rank.mix(result.data(), result.size() * sizeof(float));
         }
       };
@@ -148,11 +140,8 @@ TEST(the_same_bits_on_all_ranks_and_in_every_run) {
 // Counts the messages of a process with one rank on each of H hosts.
 TEST(messages_of_a_small_collective_grow_with_the_logarithm_of_the_hosts) {
   for (int hosts = 2; hosts <= rounds(13, 6); ++hosts) {
-    Hosts each{"each on a host", {}, {}};
-    for (int process = 0; process < hosts; ++process) {
-      each.process_of.push_back(process);
-      each.host_of.push_back(process);
-    }
+    const std::vector<int> all = one_rank_each(hosts).process_of;
+    const Hosts each{"each on a host", all, all};
     const auto log2 = static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(hosts - 1)));
     run_on(each, "", [&](Rank& rank) {
       const auto end = rank.all();
@@ -233,16 +222,10 @@ TEST(an_algorithm_that_does_not_exist) {
   for (const char* text :
        {"all-reduce=fast", "all-gather=ring", "reduce", "=", "all-to-all=", "all-reduce=ring:",
         "all-reduce=ring:x", "all-reduce=ring:-1", "all-reduce=ring:1KB", "all-reduce=ring:1.5KiB",
-        "all-reduce=ring:99999999999999999999", "all-reduce=ring:99999999999999GiB", ":1KiB"}) {
-    std::string error;
-    try {
-      prescribed_algorithms(text);
-    } catch (const Error& raised) {
-      error = raised.what();
-    }
-    CHECK_CONTAINS(error, text, "all-reduce=recursive-doubling, halving-doubling, direct, ring",
+        "all-reduce=ring:99999999999999999999", "all-reduce=ring:99999999999999GiB", ":1KiB"})
+    CHECK_CONTAINS(ERROR_OF(prescribed_algorithms(text)), text,
+                   "all-reduce=recursive-doubling, halving-doubling, direct, ring",
                    "all-to-all=bruck, pairwise");
-  }
   CHECK_EQUAL(prescribed_algorithms("").size(), 0U);
   CHECK_EQUAL(prescribed_algorithms("all-reduce=ring,all-gather=bruck").size(), 2U);
   CHECK_EQUAL(prescribed_algorithms("all-reduce=ring:3MiB")[0].max_bytes, std::size_t{3} << 20);

@@ -6,8 +6,6 @@
 #include <bit>
 #include <chrono>
 #include <csignal>
-#include <numeric>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,12 +22,6 @@ namespace lockstep::testing::deferred_connections {
 using lockstep::deferred_connections;  // the function, whose name is that of this namespace
 
 const std::vector<int> kTwoHosts{0, 0, 0, 1, 1, 1};
-
-Layout one_rank_each(int processes) {
-  std::vector<int> process_of(static_cast<std::size_t>(processes));
-  std::iota(process_of.begin(), process_of.end(), 0);
-  return {"one rank each", process_of};
-}
 
 Options two_hosts(Harness harness, bool encrypt = true, int connections = 1) {
   return {.harness = harness, .encrypt = encrypt, .connections = connections, .hosts = kTwoHosts};
@@ -48,14 +40,7 @@ std::vector<int> met(const Rank& rank) {
   return found;
 }
 
-bool is_open(const std::string& address) {
-  try {
-    connect_to(address, Clock::now() + std::chrono::seconds(5));
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
+bool is_open(const std::string& address) { return connection_error(address).empty(); }
 
 void wait_until_closed(const std::string& address) {
   for (int tries = 0; is_open(address); ++tries) {
@@ -145,8 +130,7 @@ TEST(all_connect_at_the_same_time) {
 // Its peer on the other host has ended as well: no process there is connected to it.
 TEST(a_process_that_was_killed_before_it_was_needed) {
   const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
-    const auto end = rank.all();
-    run_case(*end, {.count = 10, .seed = 1});  // all have started
+    const auto end = all_started(rank);
     if (rank.process() == 2) return;
     eventually([&] { return rank.job.has_left(2)->load() != 0; }, "the end of the peer");
     if (rank.process() == 5) kill(getpid(), SIGKILL);
@@ -162,8 +146,7 @@ TEST(a_program_that_has_ended_before_it_was_needed) {
   for (const bool sends : {true, false})
     for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
       const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [&](Rank& rank) {
-        const auto end = rank.all();
-        run_case(*end, {.count = 10, .seed = 1});  // all have started
+        const auto end = all_started(rank);
         if (rank.process() == 5) return rank.job.leave(Recorder::kEnded);
         if (rank.job.host_of(rank.process()) == 1) return;
         eventually([&] { return rank.job.has_left(5)->load() != 0; }, "the end of process 5");
@@ -175,16 +158,14 @@ TEST(a_program_that_has_ended_before_it_was_needed) {
         CHECK_EQUAL(outcomes[0].error, "");
       else
         CHECK_CONTAINS(outcomes[0].error, "waits for process 5, whose program has ended");
-      for (const int rank : {1, 2, 3, 4, 5})
-        CHECK_EQUAL(outcomes[static_cast<std::size_t>(rank)].error, "");
+      for (const std::size_t rank : {1, 2, 3, 4, 5}) CHECK_EQUAL(outcomes[rank].error, "");
     }
 }
 
 // The rank that waits only receives. It has connected before it began to wait.
 TEST(a_process_that_is_killed_while_another_one_waits) {
   const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
-    const auto end = rank.all();
-    run_case(*end, {.count = 10, .seed = 1});  // all have started
+    const auto end = all_started(rank);
     if (rank.process() == 2) return;
     if (rank.process() == 5) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -198,11 +179,9 @@ TEST(a_process_that_is_killed_while_another_one_waits) {
 TEST(a_failure_reaches_all_processes) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
     const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [](Rank& rank) {
-      const auto end = rank.all();
-      run_case(*end, {.count = 10, .seed = 1});  // all have started
+      const auto end = all_started(rank);
       if (rank.process() == 1) rank.job.arena().abort("lockstep: no more of this.");
-      eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
-      throw Error(rank.job.arena().abort_text());
+      throw Error(failure_of(rank.job.arena()));
     });
     for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "no more of this");
   }
@@ -212,11 +191,11 @@ TEST(control_messages_make_connections) {
   run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
     const auto end = rank.all();
     Endpoint& endpoint = endpoint_of(rank.job);
-    const std::string text = "are you there";
+    const Bytes text = bytes_of("are you there");
     if (rank.process() == 2)
       for (const int other : {3, 4, 1, 99}) endpoint.connect(other);
-    if (rank.process() == 2) CHECK(endpoint.send_control(3, std::as_bytes(std::span(text)), 20));
-    if (rank.process() == 0) CHECK(endpoint.send_control(5, std::as_bytes(std::span(text)), 20));
+    if (rank.process() == 2) CHECK(endpoint.send_control(3, text, 20));
+    if (rank.process() == 0) CHECK(endpoint.send_control(5, text, 20));
     if (rank.process() == 5) {
       const ControlMessage message = endpoint.next_control(20);
       CHECK_EQUAL(message.process, 0);
@@ -232,11 +211,9 @@ TEST(a_control_message_that_is_late) {
   for (int round = 0; round < rounds(10, 3); ++round)
     run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts, true, 3), [](Rank& rank) {
       const auto end = rank.all();
-      const std::string text = "are you there";
-      const auto bytes = std::as_bytes(std::span(text));
       const int other = (rank.process() + 4) % 6;
       if (rank.job.host_of(other) != rank.job.host_of(rank.process()))
-        endpoint_of(rank.job).send_control(other, bytes, 1e-5);
+        endpoint_of(rank.job).send_control(other, bytes_of("are you there"), 1e-5);
       run_permute(*end, {{0, 4}, {4, 0}, {5, 1}}, 1000, 1);
       run_case(*end, {.op = Op::kAllToAll, .count = 600, .seed = 2});
     });
@@ -247,15 +224,13 @@ TEST(a_control_message_that_is_late) {
 TEST(a_program_that_ends_while_others_connect) {
   for (int round = 0; round < rounds(10, 3); ++round)
     run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {
-      const auto end = rank.all();
-      run_case(*end, {.count = 10, .seed = 1});  // all have started
-      const std::string text = "are you there";
-      const auto bytes = std::as_bytes(std::span(text));
+      const auto end = all_started(rank);
       if (rank.process() == 5) {
         std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
         return rank.job.leave(Recorder::kEnded);
       }
-      if (rank.process() < 2) endpoint_of(rank.job).send_control(5, bytes, 1e-5);
+      if (rank.process() < 2)
+        endpoint_of(rank.job).send_control(5, bytes_of("are you there"), 1e-5);
       eventually([&] { return rank.job.has_left(5)->load() != 0; }, "the end of process 5");
       std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // longer than any grace
       CHECK(!rank.job.arena().aborted() && !endpoint_of(rank.job).is_lost(5));
@@ -266,14 +241,12 @@ TEST(a_program_that_ends_while_others_connect) {
 TEST(a_failure_that_other_processes_of_the_host_pass_on) {
   SharedCount reported;
   run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {
-    const auto end = rank.all();
-    run_case(*end, {.count = 10, .seed = 1});  // all have started
+    const auto end = all_started(rank);
     if (rank.process() == 3) return;
     eventually([&] { return rank.job.has_left(3)->load() != 0; }, "the end of the peer");
     if (rank.process() == 0) rank.job.arena().abort("lockstep: no more of this.");
     if (rank.process() == 4) {
-      eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
-      CHECK_CONTAINS(rank.job.arena().abort_text(), "no more of this");
+      CHECK_CONTAINS(failure_of(rank.job.arena()), "no more of this");
       reported.add(1);
     }
     eventually([&] { return reported.get() == 1; }, "the other host");
@@ -302,21 +275,18 @@ TEST(hosts_that_are_no_neighbors_connect_when_they_are_needed) {
 TEST(a_process_that_was_killed_on_a_host_that_is_no_neighbor) {
   const auto outcomes =
       run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [](Rank& rank) {
-        const auto end = rank.all();
-        run_case(*end, {.count = 10, .seed = 1});  // all have started
+        const auto end = all_started(rank);
         if (rank.process() == 7) kill(getpid(), SIGKILL);
-        eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
-        throw Error(rank.job.arena().abort_text());
+        throw Error(failure_of(rank.job.arena()));
       });
-  for (const int rank : {0, 1, 2, 3, 4, 5, 6})
-    CHECK_CONTAINS(outcomes[static_cast<std::size_t>(rank)].error, "process 7 has ended");
+  for (const std::size_t rank : {0, 1, 2, 3, 4, 5, 6})
+    CHECK_CONTAINS(outcomes[rank].error, "process 7 has ended");
 }
 
 TEST(a_process_that_is_killed_while_a_host_waits_that_is_no_neighbor) {
   const auto outcomes =
       run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [](Rank& rank) {
-        const auto end = rank.all();
-        run_case(*end, {.count = 10, .seed = 1});  // all have started
+        const auto end = all_started(rank);
         if (rank.process() != 7) return run_permute(*end, {{7, 0}}, 10, 1);
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         kill(getpid(), SIGKILL);
@@ -329,8 +299,7 @@ TEST(a_program_that_has_ended_on_a_host_that_is_no_neighbor) {
   for (const bool sends : {true, false}) {
     const auto outcomes =
         run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [&](Rank& rank) {
-          const auto end = rank.all();
-          run_case(*end, {.count = 10, .seed = 1});  // all have started
+          const auto end = all_started(rank);
           if (rank.process() != 0) return;
           std::this_thread::sleep_for(std::chrono::milliseconds(1000));
           run_permute(*end, {sends ? Edge{0, 7} : Edge{7, 0}}, 10, 1);
@@ -344,8 +313,7 @@ TEST(a_program_that_has_ended_on_a_host_that_is_no_neighbor) {
 TEST(a_failure_whose_neighbors_have_ended) {
   const auto outcomes =
       run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [](Rank& rank) {
-        const auto end = rank.all();
-        run_case(*end, {.count = 10, .seed = 1});  // all have started
+        const auto end = all_started(rank);
         const int own = rank.process();
         if (own == 4 || own == 7 || own == 1) return;
         if (own == 2) return run_permute(*end, {{5, 2}}, 10, 1);

@@ -1,29 +1,18 @@
 // Between hosts: which peers are accepted, and what breaks the rules.
-#include <netinet/in.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstring>
-#include <functional>
 #include <future>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
 #include "captured_stderr.h"
 #include "check.h"
 #include "control/network/endpoint.h"
 #include "harness.h"
 #include "hosts.h"
-#include "model.h"
 
 namespace lockstep::testing::endpoints {
 
@@ -100,16 +89,6 @@ TEST(no_process_there) {
   CHECK_CONTAINS(ERROR_OF(host.join(0, "nonsense:x")), "cannot reach process 1 at nonsense:x");
 }
 
-// Connects as an unauthenticated peer that sends `text`, and waits for the end of the connection.
-void be_refused(const std::string& address, const std::string& text) {
-  const Descriptor fd = connect_to(address, Clock::now() + std::chrono::seconds(5));
-  CHECK_EQUAL(::send(fd.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
-  shutdown(fd.get(), SHUT_WR);
-  char byte;
-  eventually([&] { return recv(fd.get(), &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET; },
-             "the end of the connection");
-}
-
 TEST(unauthenticated_peers_are_refused_and_reported) {
   Two two(true);
   const Stderr said;
@@ -145,12 +124,6 @@ TEST(silent_unauthenticated_peers_hold_up_no_process) {
   CHECK(two.healthy());
 }
 
-bool is_closed(const Descriptor& fd) {
-  char byte;
-  const ssize_t n = recv(fd.get(), &byte, 1, MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN);
-}
-
 // Idle connections push out idle ones, and no process of the job is kept out.
 TEST(the_oldest_unauthenticated_peer_is_evicted) {
   Host host;
@@ -163,12 +136,12 @@ TEST(the_oldest_unauthenticated_peer_is_evicted) {
   std::vector<Descriptor> silent;
   for (int i = 0; i < ProgressThread::kMaxUnauthenticated + 1; ++i)
     silent.push_back(connect_to(host.listener.address, end));
-  Impostor::Out peer(host.listener.address, tls);
-  eventually([&] { return is_closed(silent[0]); }, "the end of the oldest");
-  CHECK(!is_closed(silent.back()));
+  Peer peer(host.listener.address, tls);
+  eventually([&] { return is_closed(silent[0].get()); }, "the end of the oldest");
+  CHECK(!is_closed(silent.back().get()));
   CHECK_EQUAL(said.text().find("key, and it is the oldest"),
               said.text().rfind("key, and it is the oldest"));
-  peer.send({.kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion});
+  peer.send(greeting_of(1));
   progress.wait_for_processes(end);
 }
 
@@ -176,30 +149,20 @@ TEST(the_oldest_unauthenticated_peer_is_evicted) {
 TEST(a_connection_that_is_dropped_is_tried_again) {
   Host host;
   const Listener listener = listen_anywhere();
-  const Tls tls("libssl.so.3", key(7));
   auto joining = std::async(std::launch::async, [&] { host.join(0, listener.address); });
-  Descriptor from;
-  const auto next = [&] {
-    eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
-  };
-  next();
-  from = Descriptor();  // at once
-  next();
-  char hello[10];
-  eventually([&] { return recv(from.get(), hello, sizeof(hello), 0) > 0; }, "a part of a greeting");
-  from = Descriptor();  // with a reset, for the rest is not read
-  next();
+  accept_one(listener);  // dropped at once
   {
-    Tls::Session session(tls, from.get(), Tls::Side::kServer);
-    Impostor::finish(session, from.get());
-    from = Descriptor();  // the other end may think that it has been accepted
-  }
-  next();
-  Tls::Session session(tls, from.get(), Tls::Side::kServer);
-  Impostor::finish(session, from.get());
-  Impostor::welcome(session, from.get(), 1);
-  Impostor::Out peer(host.listener.address, tls);
-  peer.send({.kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion});
+    const Descriptor from = accept_one(listener);
+    char hello[10];
+    eventually([&] { return recv(from.get(), hello, sizeof(hello), 0) > 0; },
+               "a part of a greeting");
+  }  // with a reset, for the rest is not read
+  {
+    const Peer dropped(listener);
+  }  // the other end may think that it has been accepted
+  Peer in(listener), out(host.listener.address);
+  in.welcome(1);
+  out.send(greeting_of(1));
   joining.get();
   CHECK(!host.arena->aborted());
 }
@@ -207,48 +170,31 @@ TEST(a_connection_that_is_dropped_is_tried_again) {
 TEST(an_answer_of_another_process_is_refused) {
   Host host;
   const Listener listener = listen_anywhere();
-  const Tls tls("libssl.so.3", key(7));
   auto joining =
       std::async(std::launch::async, [&] { return ERROR_OF(host.join(0, listener.address)); });
-  Descriptor from;
-  eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
-  Tls::Session session(tls, from.get(), Tls::Side::kServer);
-  Impostor::finish(session, from.get());
-  Impostor::welcome(session, from.get(), 2);
+  Peer in(listener);
+  in.welcome(2);
   CHECK_CONTAINS(joining.get(), "its answer is not that of the process that is looked for");
 }
 
 // The peer has the key, and says nothing.
 TEST(a_connection_without_a_greeting_expires) {
-  Host host;
-  host.stays_open = true;
-  host.greeting_timeout = std::chrono::milliseconds(300);
-  Host other;
-  other.stays_open = true;
-  std::thread joining([&] { other.join(1, host.listener.address); });
-  host.join(0, other.listener.address);
-  joining.join();
+  Host hosts[2];
+  for (Host& host : hosts) host.stays_open = true;
+  hosts[0].greeting_timeout = std::chrono::milliseconds(300);
+  join_each_other(hosts);
   const Stderr said;
-  const Tls tls("libssl.so.3", key(7));
-  const Impostor::Out silent(host.listener.address, tls);
-  eventually([&] { return is_closed(silent.fd); }, "its end");
+  const Peer silent(hosts[0].listener.address);
+  eventually([&] { return is_closed(silent.fd.get()); }, "its end");
   said.wait_for("it has not said in time which process it is");
-  CHECK(!host.arena->aborted());
+  CHECK(!hosts[0].arena->aborted());
 }
 
 TEST(the_port_is_closed_when_all_have_met) {
   Two two;
   for (const Host& host : two.hosts)
-    eventually(
-        [&] {
-          try {
-            connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5));
-            return false;
-          } catch (const Error& error) {
-            return std::string(error.what()) == "Connection refused";
-          }
-        },
-        "the end of the port");
+    eventually([&] { return connection_error(host.listener.address) == "Connection refused"; },
+               "the end of the port");
   two.exchange(1);
   CHECK(two.healthy());
 }
@@ -256,12 +202,10 @@ TEST(the_port_is_closed_when_all_have_met) {
 TEST(a_peer_with_the_key_and_no_place) {
   Impostor one(1, 0, true);
   const Stderr said;
-  Frame frame{.kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion};
-  const auto refused = [&](Frame wrong, const char* why) {
-    const auto kept = std::pair{std::move(one.to), std::move(one.out)};
-    one.greet(wrong);
+  Frame frame = greeting_of(1);
+  const auto refused = [&](const Frame& wrong, const char* why) {
+    const auto peer = one.connect(wrong);
     said.wait_for(why);
-    one.to = Descriptor();
   };
   refused(frame, "has connected already");
   frame.index = 0;
@@ -286,8 +230,7 @@ TEST(frames_that_break_the_rules) {
     one.host.endpoint->channels().open(ChannelId{1, 0, 1}, ring.receive_ring());
     frame.clique = 1;
     one.send(frame, rest);
-    eventually([&] { return one.host.arena->aborted(); }, why);
-    CHECK_CONTAINS(one.host.arena->abort_text(), "process 1 has ended", "process 0", why);
+    CHECK_CONTAINS(failure_of(*one.host.arena), "process 1 has ended", "process 0", why);
     CHECK_EQUAL(ring.written.load(), 0u);
   };
   const std::uint32_t message = Frame::kMessage, most = Ring::kBytes;
@@ -314,8 +257,7 @@ TEST(unread_messages_are_not_overwritten) {
   for (std::uint32_t i = 0; i <= Ring::kCount; ++i)
     one.send({.kind = Frame::kMessage, .clique = 1, .number = i, .bytes = 65},
              std::string(kSlotHeader, '\0') + static_cast<char>('a' + i));
-  eventually([&] { return one.host.arena->aborted(); }, "an error");
-  CHECK_CONTAINS(one.host.arena->abort_text(), "a message without room");
+  CHECK_CONTAINS(failure_of(*one.host.arena), "a message without room");
   CHECK_EQUAL(ring.written.load(), Ring::kCount);
   CHECK(ring.slots[kSlotHeader] == std::byte{'a'});
 }
@@ -325,12 +267,9 @@ TEST(a_recorded_conversation_played_again) {
   Host host;
   host.stays_open = true;
   const Listener relay = listen_anywhere(), other = listen_anywhere();
-  const Tls tls("libssl.so.3", key(7));
   std::thread joining([&] { host.join(0, other.address); });
   const auto end = Clock::now() + std::chrono::seconds(20);
-  const Descriptor to = connect_to(relay.address, end);
-  Descriptor in, from;
-  eventually([&] { return (in = accept_from(relay.fd.get())).get() >= 0; }, "the relay");
+  const Descriptor to = connect_to(relay.address, end), in = accept_one(relay);
   const Descriptor out = connect_to(host.listener.address, end);
   std::vector<std::byte> recorded;
   const auto pass = [&](int a, int b, bool listen) {
@@ -340,7 +279,7 @@ TEST(a_recorded_conversation_played_again) {
       CHECK_EQUAL(::send(b, part, static_cast<std::size_t>(n), MSG_NOSIGNAL), n);
     }
   };
-  Tls::Session session(tls, to.get(), Tls::Side::kClient);
+  Tls::Session session(tls_of_hosts(), to.get(), Tls::Side::kClient);
   eventually(
       [&] {
         const bool done = session.handshake() == Tls::Result::kDone;
@@ -349,15 +288,11 @@ TEST(a_recorded_conversation_played_again) {
         return done;
       },
       "a handshake");
-  const Frame greeting{
-      .kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion};
-  std::size_t moved = 0;
-  CHECK(session.write(std::as_bytes(std::span(&greeting, 1)), moved) == Tls::Result::kDone);
+  const Frame greeting = greeting_of(1);
+  say(session, shown(std::as_bytes(std::span(&greeting, 1))));
   pass(in.get(), out.get(), true);
-  eventually([&] { return (from = accept_from(other.fd.get())).get() >= 0; }, "a connection");
-  Tls::Session back(tls, from.get(), Tls::Side::kServer);
-  Impostor::finish(back, from.get());
-  Impostor::welcome(back, from.get(), 1);
+  Peer back(other);
+  back.welcome(1);
   joining.join();
 
   const Stderr said;

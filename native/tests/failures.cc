@@ -71,8 +71,7 @@ TEST(a_process_that_waits_for_a_stopped_one_has_arrived) {
   for (const Op op : {Op::kAllGather, Op::kAllToAll}) {
     const auto outcomes = run_job(
         layout("4x1"), {.harness = Harness::kForkedHosts, .timeout_seconds = 1}, [&](Rank& rank) {
-          const auto end = rank.all();
-          run_case(*end, {.count = 10, .seed = 1});
+          const auto end = all_started(rank);
           if (rank.process() == 3) stop_for(std::chrono::seconds(3));
           if (rank.process() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
           Case large = small(op);
@@ -111,12 +110,10 @@ TEST(a_killed_process) {
       const auto outcomes = run_job(
           layout(where), {.harness = Harness::kForked, .timeout_seconds = kSoon}, [&](Rank& rank) {
             const auto end = rank.all();
-            std::vector<Edge> ring;
-            for (int source = 0; source < rank.size(); ++source)
-              ring.push_back({source, (source + 1) % rank.size()});
             for (std::uint32_t i = 0; i < 1000; ++i) {
               if (i == 20 && rank.index == rank.size() - 1) kill(getpid(), SIGKILL);
-              permute ? run_permute(*end, ring, 3000, i) : (void)run_case(*end, {.count = 10});
+              permute ? run_permute(*end, ring(rank.size()), 3000, i)
+                      : (void)run_case(*end, {.count = 10});
             }
           });
       const Layout& where_ = layout(where);
@@ -241,11 +238,7 @@ TEST(a_failed_job_never_hangs) {
       run_healthy(layout(where), {.timeout_seconds = 0}, [&](Rank& rank) {
         const auto end = rank.all();
         float value = 1;
-        Call call;
-        call.dtype = DType::kF32;
-        call.reduction = Reduction::kSum;
-        call.count = 1;
-        call.in = call.out = reinterpret_cast<std::byte*>(&value);
+        const Call call = call_of({.count = 1}, &value, &value);
         if (rank.index == 0) rank.job.arena().abort("lockstep: the test ends this job.");
         if (rank.index == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         for (int i = 0; i < 3000; ++i)

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -21,7 +20,6 @@
 
 namespace lockstep::testing::frame_parsers {
 
-using Bytes = std::vector<std::byte>;
 using Random = std::mt19937_64;
 
 constexpr int kOpenStreams = 3;
@@ -222,8 +220,7 @@ void mutate(Conversation& what, Random& random) {
 }
 
 TEST(a_conversation_that_was_not_changed_is_taken) {
-  const Descriptor fd(Arena::create(kNonce));
-  Arena arena(fd.get(), kNonce);
+  Arena arena = new_arena();
   int taken = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     Random random(seed);
@@ -237,8 +234,7 @@ TEST(a_conversation_that_was_not_changed_is_taken) {
 }
 
 TEST(changed_frames) {
-  const Descriptor fd(Arena::create(kNonce));
-  Arena arena(fd.get(), kNonce);
+  Arena arena = new_arena();
   const double frames = setting("LOCKSTEP_FUZZ_FRAMES", 20'000);
   const Deadline deadline(setting("LOCKSTEP_FUZZ_SECONDS", 300));
   double done = 0;

@@ -1,5 +1,6 @@
 #include "harness.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -12,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "check.h"
@@ -65,12 +67,6 @@ class Board {
   std::size_t bytes_;
   Slot* slots_;
 };
-
-// In all tests of this run UCX carries the messages between hosts, from the library of this name.
-std::vector<std::string> ucx_libraries() {
-  const char* name = std::getenv("LOCKSTEP_TEST_UCX");
-  return name == nullptr ? std::vector<std::string>() : std::vector<std::string>{name};
-}
 
 struct TestJob {
   const Layout& layout;
@@ -192,7 +188,7 @@ struct TestJob {
     slot.ended = true;
   }
 
-  void start_ranks(Job& job, std::vector<std::thread>& threads) {
+  void start_ranks(Job& job, std::vector<std::jthread>& threads) {
     for (const int rank : layout.ranks_of(job.process()))
       threads.emplace_back([this, &job, rank] { run_rank(job, rank); });
   }
@@ -202,17 +198,15 @@ struct TestJob {
     for (std::size_t host = 0; LOCKSTEP_SHARE_MAPPING && host < arenas.size(); ++host)
       mappings[host] = std::make_shared<Arena>(arenas[host].get(), kNonce);
     std::vector<std::unique_ptr<Job>> jobs(static_cast<std::size_t>(layout.processes()));
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;
     // At the same time: processes of several hosts wait for one another.
     for (int process = 0; process < layout.processes(); ++process)
       threads.emplace_back([&, process] {
         jobs[static_cast<std::size_t>(process)] = start_job(process, mappings[host_of(process)]);
       });
-    for (auto& thread : threads) thread.join();
-    threads.clear();
+    threads.clear();  // joins them
     for (auto& job : jobs)
       if (job) start_ranks(*job, threads);
-    for (auto& thread : threads) thread.join();
   }
 
   [[noreturn]] void run_child(int process) {
@@ -221,9 +215,8 @@ struct TestJob {
     int status = 0;
     try {
       const auto job = start_job(process, nullptr);
-      std::vector<std::thread> threads;
+      std::vector<std::jthread> threads;
       if (job) start_ranks(*job, threads);
-      for (auto& thread : threads) thread.join();
     } catch (const std::exception& error) {
       std::printf("  process %d of a job: %s\n", process, error.what());
       status = 1;
@@ -277,6 +270,48 @@ struct TestJob {
 };
 
 }  // namespace
+
+std::vector<std::string> ucx_libraries() {
+  const char* name = std::getenv("LOCKSTEP_TEST_UCX");
+  return name == nullptr ? std::vector<std::string>() : std::vector<std::string>{name};
+}
+
+std::string in_child(const std::function<std::string()>& body) {
+  int ends[2];
+  CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor read_end(ends[0]);
+  Descriptor write_end(ends[1]);
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(100);
+    std::string text;
+    try {
+      text = body();
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    (void)!write(write_end.get(), text.data(), text.size());
+    _exit(0);
+  }
+  write_end = Descriptor();
+  std::string text;
+  char part[512];
+  for (ssize_t n; (n = read(read_end.get(), part, sizeof(part))) > 0;)
+    text.append(part, static_cast<std::size_t>(n));
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
+  return text;
+}
+
+void run_in_child(const std::function<void()>& body) {
+  const std::string error = in_child([&] {
+    body();
+    return std::string();
+  });
+  CHECK_EQUAL(error, "");
+}
 
 void stop_for(std::chrono::seconds time) {
   const pid_t stopped = getpid();
@@ -346,6 +381,12 @@ const Layout& layout(const char* name) {
   return *found;
 }
 
+Layout one_rank_each(int processes) {
+  std::vector<int> process_of(static_cast<std::size_t>(processes));
+  std::iota(process_of.begin(), process_of.end(), 0);
+  return {"one rank each", process_of};
+}
+
 std::unique_ptr<Communicator> Rank::end(const std::vector<int>& ranks) {
   const std::vector<int> ids = layout.devices();
   std::vector<int> devices;
@@ -373,6 +414,18 @@ void Rank::mix(const void* data, std::size_t bytes) {
 SharedCount::SharedCount() : count_(new (shared_memory(sizeof *count_)) std::atomic<std::size_t>) {}
 
 SharedCount::~SharedCount() { munmap(count_, sizeof *count_); }
+
+Watchdog::Watchdog(Job& job, Respond respond) {
+  job.set_watched(true);
+  thread_ = std::jthread([&job, respond = std::move(respond)](const std::stop_token& over) {
+    for (; !over.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      const auto request = job.requests().next();
+      if (request.number == 0) continue;
+      if (const auto response = respond(request.text))
+        job.requests().respond(request.number, *response);
+    }
+  });
+}
 
 std::vector<Outcome> run_job(const Layout& layout, const Options& options,
                              const std::function<void(Rank&)>& body) {

@@ -13,7 +13,9 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "api/communicator.h"
@@ -62,6 +64,13 @@ inline constexpr int kDeviceStride = 2048;
 // LOCKSTEP_TEST_SAMPLE five of them: one process, one rank each, several, unequal, another order.
 std::vector<Layout> all_layouts();
 const Layout& layout(const char* name);
+Layout one_rank_each(int processes);
+
+// What the body returns, or the text of what it throws, in a child of this process: limits cannot
+// be taken back, Engine::instance() is there for good, and some libraries are loaded once.
+std::string in_child(const std::function<std::string()>& body);
+// Fails with the text of what the body throws there.
+void run_in_child(const std::function<void()>& body);
 
 // This process stops (SIGSTOP).
 void stop_for(std::chrono::seconds time);
@@ -111,6 +120,9 @@ class Rank {
   std::uint64_t digest_ = 0xcbf29ce484222325;
 };
 
+// In all tests of this run UCX carries the messages between hosts, from the library of this name.
+std::vector<std::string> ucx_libraries();
+
 // A number that the test has in common with the processes of its job, forked or not.
 class SharedCount {
  public:
@@ -124,6 +136,17 @@ class SharedCount {
 
  private:
   std::atomic<std::size_t>* count_;
+};
+
+// Responds to the requests of a process while it lives, as `respond` says for each text; nothing
+// says that it does not respond.
+class Watchdog {
+ public:
+  using Respond = std::function<std::optional<Requests::Response>(const std::string& text)>;
+  Watchdog(Job& job, Respond respond);
+
+ private:
+  std::jthread thread_;
 };
 
 struct Outcome {

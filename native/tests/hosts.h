@@ -1,11 +1,14 @@
 // Two hosts with one process each, in one process, and what can be done to them.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,7 +18,7 @@
 #include "check.h"
 #include "control/network/endpoint.h"
 #include "harness.h"
-#include "transport/tcp/tls.h"
+#include "tls_wires.h"
 
 namespace lockstep::testing {
 
@@ -36,21 +39,24 @@ void eventually(const Condition& condition, const char* what) {
   }
 }
 
+// What the job of this arena fails with, once it has failed.
+inline std::string failure_of(const Arena& arena) {
+  eventually([&] { return arena.aborted(); }, "the failure of the job");
+  return arena.abort_text();
+}
+
+inline Arena new_arena() { return Arena(Arena::create(kNonce).get(), kNonce); }
+
 // One host with one process: where it listens, and its arena.
 struct Host {
   Listener listener = listen_anywhere();
-  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Arena> arena{new Arena(new_arena())};
   std::unique_ptr<Endpoint> endpoint;
   bool stays_open = false;  // set before it joins, and so is the next
   bool encrypt = true;
   int connections = 1;
   Companion* companion = nullptr;
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
-
-  Host() {
-    const Descriptor fd(Arena::create(kNonce));
-    arena = std::make_shared<Arena>(fd.get(), kNonce);
-  }
 
   EndpointOptions options(std::vector<std::string> addresses) const {
     EndpointOptions options;
@@ -81,7 +87,9 @@ struct Host {
                                           arena);
   }
 
-  WaitLimits limits() const { return {&arena->header().abort_state, Deadline(20), {}}; }
+  WaitLimits limits(double seconds = 20) const {
+    return {&arena->header().abort_state, Deadline(seconds), {}};
+  }
 };
 
 // Two hosts join each other and cannot: the error of each. A host has this key and this job.
@@ -137,18 +145,104 @@ inline void exchange(std::deque<Ring>& rings, Host& first, Host& second, std::ui
   eventually([&] { return from.read.reached(1); }, "word that it was read");
 }
 
+// Process 0 and process 1 join each other.
+inline void join_each_other(Host (&hosts)[2]) {
+  const std::jthread other([&] { hosts[1].join(1, hosts[0].listener.address); });
+  hosts[0].join(0, hosts[1].listener.address);
+}
+
 struct Two {
   std::deque<Ring> rings;
   Host hosts[2];
   explicit Two(bool stays_open = false, bool encrypt = true, int connections = 1) {
     for (Host& host : hosts)
       host.stays_open = stays_open, host.encrypt = encrypt, host.connections = connections;
-    std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
-    hosts[0].join(0, hosts[1].listener.address);
-    other.join();
+    join_each_other(hosts);
   }
   void exchange(std::uint64_t clique) { testing::exchange(rings, hosts[0], hosts[1], clique); }
   bool healthy() const { return !hosts[0].arena->aborted() && !hosts[1].arena->aborted(); }
+};
+
+// What a process says of itself on a connection that it makes to process 0.
+inline Frame greeting_of(int process) {
+  return {.kind = Frame::kGreeting,
+          .index = static_cast<std::uint32_t>(process),
+          .clique = kNonce,
+          .number = Frame::kVersion};
+}
+
+// The next connection that comes.
+inline Descriptor accept_one(const Listener& listener) {
+  Descriptor fd;
+  eventually([&] { return (fd = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
+  return fd;
+}
+
+// Has the key of the hosts.
+inline const Tls& tls_of_hosts() {
+  static const Tls tls("libssl.so.3", key(7));
+  return tls;
+}
+
+// A connection of a peer that has the key, after the handshake.
+class Peer {
+ public:
+  Descriptor fd;
+  Tls::Session session;
+
+  // To a host.
+  explicit Peer(const std::string& address, const Tls& tls = tls_of_hosts())
+      : fd(connect_to(address, Clock::now() + std::chrono::seconds(5))),
+        session(tls, fd.get(), Tls::Side::kClient) {
+    finish();
+  }
+  // From a host.
+  explicit Peer(const Listener& listener)
+      : fd(accept_one(listener)), session(tls_of_hosts(), fd.get(), Tls::Side::kServer) {
+    finish();
+  }
+  void send(const Frame& frame, const std::string& rest = "") {
+    say(session, shown(std::as_bytes(std::span(&frame, 1))) + rest);
+  }
+  // The next frame; `rest`: what follows it.
+  Frame receive(Bytes& rest) {
+    Frame frame;
+    read(std::as_writable_bytes(std::span(&frame, 1)));
+    rest.resize(frame.bytes);
+    read(rest);
+    return frame;
+  }
+  // Takes the greeting of the other process, and answers as this one.
+  void welcome(int process) {
+    Frame greeting, answer = greeting_of(process);
+    read(std::as_writable_bytes(std::span(&greeting, 1)));
+    answer.kind = Frame::kWelcome;
+    answer.to = greeting.index;
+    send(answer);
+  }
+
+ private:
+  void finish() {
+    eventually([&] { return is_done(session.handshake(), "handshake: "); }, "a handshake");
+  }
+  void read(std::span<std::byte> to) {
+    eventually(
+        [&] {
+          std::size_t moved = 0;
+          is_done(session.read(to, moved), "read: ");
+          to = to.subspan(moved);
+          return to.empty();
+        },
+        "bytes");
+  }
+  // Throws when the connection has ended, and waits a moment for more of what is not done.
+  bool is_done(Tls::Result result, const std::string& what) {
+    if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
+      throw CheckFailed(what + session.problem());
+    constexpr std::chrono::milliseconds kPollInterval{20};
+    if (result != Tls::Result::kDone) wait_for(fd.get(), false, Clock::now() + kPollInterval);
+    return result == Tls::Result::kDone;
+  }
 };
 
 // An attacker with the key in the place of process 1, of process 0, or of an agent, which is then
@@ -156,9 +250,9 @@ struct Two {
 struct Impostor {
   Host host;
   Listener listener = listen_anywhere();
-  const Tls tls{"libssl.so.3", key(7)};
-  Descriptor to, from;
-  std::unique_ptr<Tls::Session> out, in;
+  std::unique_ptr<Peer> out;
+  std::vector<std::unique_ptr<Peer>> further;  // for stripes
+  std::vector<std::unique_ptr<Peer>> in;       // likewise all but the first
 
   explicit Impostor(int process = 1, int num_agents = 0, bool stays_open = false,
                     int connections = 1) {
@@ -166,99 +260,40 @@ struct Impostor {
     host.stays_open = stays_open;
     host.connections = connections;
     const auto count = static_cast<std::uint32_t>(connections);
-    std::thread joining([&] { host.join(other, listener.address, 7, kNonce, 20, num_agents); });
-    Frame greeting{.kind = Frame::kGreeting,
-                   .index = static_cast<std::uint32_t>(process),
-                   .clique = kNonce,
-                   .number = Frame::kVersion,
-                   .to = static_cast<std::uint32_t>(other),
-                   .extra = Frame::connection_number(0, count)};
-    greet(greeting);
-    for (std::uint32_t which = 1; which < count; ++which) {
+    const std::jthread joining(
+        [&] { host.join(other, listener.address, 7, kNonce, 20, num_agents); });
+    Frame greeting = greeting_of(process);
+    greeting.to = static_cast<std::uint32_t>(other);
+    for (std::uint32_t which = 0; which < count; ++which) {
       greeting.extra = Frame::connection_number(which, count);
-      further.push_back(std::make_unique<Out>(host.listener.address, tls));
-      further.back()->send(greeting);
+      (which == 0 ? out : further.emplace_back()) = connect(greeting);
     }
     for (std::uint32_t which = 0; which < count; ++which) {
-      eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; },
-                 "a connection");
-      in = std::make_unique<Tls::Session>(tls, from.get(), Tls::Side::kServer);
-      finish(*in, from.get());
-      welcome(*in, from.get(), process);
-      if (which + 1 < count) taken.emplace_back(std::move(from), std::move(in));
+      in.push_back(std::make_unique<Peer>(listener));
+      in.back()->welcome(process);
     }
-    joining.join();
   }
 
-  // A connection to a host by a peer that has the key.
-  struct Out {
-    Descriptor fd;
-    Tls::Session session;
-    Out(const std::string& address, const Tls& tls)
-        : fd(connect_to(address, Clock::now() + std::chrono::seconds(5))),
-          session(tls, fd.get(), Tls::Side::kClient) {
-      finish(session, fd.get());
-    }
-    void send(const Frame& frame) {
-      std::size_t moved = 0;
-      CHECK(session.write(std::as_bytes(std::span(&frame, 1)), moved) == Tls::Result::kDone);
-    }
-  };
-
-  std::vector<std::unique_ptr<Out>> further;  // for stripes
-  std::vector<std::pair<Descriptor, std::unique_ptr<Tls::Session>>> taken;
-
-  void greet(const Frame& frame) {
-    to = connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5));
-    out = std::make_unique<Tls::Session>(tls, to.get(), Tls::Side::kClient);
-    finish(*out, to.get());
-    send(frame);
+  std::unique_ptr<Peer> connect(const Frame& greeting) const {
+    auto made = std::make_unique<Peer>(host.listener.address);
+    made->send(greeting);
+    return made;
   }
-  static void finish(Tls::Session& session, int fd) {
-    eventually(
-        [&] {
-          const Tls::Result result = session.handshake();
-          if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
-            throw CheckFailed("handshake: " + session.problem());
-          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kPollInterval);
-          return result == Tls::Result::kDone;
-        },
-        "a handshake");
-  }
-  // Takes the greeting of the other process, and answers as this one.
-  static void welcome(Tls::Session& session, int fd, int process) {
-    Frame greeting;
-    read(session, fd, std::as_writable_bytes(std::span(&greeting, 1)));
-    const Frame answer{.kind = Frame::kWelcome,
-                       .index = static_cast<std::uint32_t>(process),
-                       .clique = kNonce,
-                       .number = Frame::kVersion,
-                       .to = greeting.index};
-    std::size_t moved = 0;
-    CHECK(session.write(std::as_bytes(std::span(&answer, 1)), moved) == Tls::Result::kDone);
-  }
-  static void read(Tls::Session& session, int fd, std::span<std::byte> to) {
-    eventually(
-        [&] {
-          std::size_t moved = 0;
-          const Tls::Result result = session.read(to, moved);
-          if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
-            throw CheckFailed("read: " + session.problem());
-          to = to.subspan(moved);
-          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kPollInterval);
-          return to.empty();
-        },
-        "bytes");
-  }
-  void send(const Frame& frame, const std::string& rest = "") {
-    std::string text(reinterpret_cast<const char*>(&frame), sizeof(frame));
-    text += rest;
-    std::size_t moved = 0;
-    CHECK(out->write(std::as_bytes(std::span(text)), moved) == Tls::Result::kDone);
-    CHECK_EQUAL(moved, text.size());
-  }
-  static constexpr std::chrono::milliseconds kPollInterval{20};
+  void send(const Frame& frame, const std::string& rest = "") const { out->send(frame, rest); }
 };
+
+// Why no connection to that address can be made; "" if one can.
+inline std::string connection_error(const std::string& address) {
+  return error_or_none([&] { connect_to(address, Clock::now() + std::chrono::seconds(5)); });
+}
+
+// Connects as an unauthenticated peer that sends `text`, and waits for the end of the connection.
+inline void be_refused(const std::string& address, const std::string& text) {
+  const Descriptor fd = connect_to(address, Clock::now() + std::chrono::seconds(5));
+  CHECK_EQUAL(::send(fd.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  shutdown(fd.get(), SHUT_WR);
+  eventually([&] { return is_closed(fd.get()); }, "the end of the connection");
+}
 
 // What Python would tell the engine of this process, where the job has two: this one, and one at
 // `other`.

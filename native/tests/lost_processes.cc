@@ -3,16 +3,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <future>
-#include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include "base/error.h"
 #include "check.h"
 #include "control/network/endpoint.h"
 #include "harness.h"
@@ -25,10 +21,9 @@ TEST(a_process_that_is_gone_and_one_that_took_leave) {
   for (const bool leaves : {false, true}) {
     Impostor one;
     if (leaves) one.send({.kind = Frame::kLeave});
-    one.to = Descriptor();
+    one.out.reset();
     if (!leaves) {
-      eventually([&] { return one.host.arena->aborted(); }, "an error");
-      CHECK_CONTAINS(one.host.arena->abort_text(), "process 1 has ended, or its host");
+      CHECK_CONTAINS(failure_of(*one.host.arena), "process 1 has ended, or its host");
       continue;
     }
     eventually([&] { return one.host.endpoint->has_left(1).load() != 0; }, "word that it left");
@@ -41,9 +36,8 @@ TEST(a_process_whose_record_was_changed_is_not_reported_as_lost) {
   for (const unsigned char last : {0, 64}) {  // the length: of a whole record, and of none
     Impostor one;
     const unsigned char record[37] = {23, 3, 3, last, 32};
-    CHECK_EQUAL(::write(one.to.get(), record, sizeof(record)), ssize_t{sizeof(record)});
-    eventually([&] { return one.host.arena->aborted(); }, "an error");
-    CHECK_CONTAINS(one.host.arena->abort_text(), "from process 1 to process 0",
+    CHECK_EQUAL(::write(one.out->fd.get(), record, sizeof(record)), ssize_t{sizeof(record)});
+    CHECK_CONTAINS(failure_of(*one.host.arena), "from process 1 to process 0",
                    "changes the traffic between these hosts",
                    last == 0 ? "a record was changed on its way" : "longer than TLS allows");
     CHECK(one.host.arena->abort_text().find("cannot be reached") == std::string::npos);
@@ -55,19 +49,14 @@ TEST(a_greeting_says_that_the_program_has_ended) {
   for (const bool says : {true, false}) {
     Host host;
     const Listener listener = listen_anywhere();
-    const Tls tls("libssl.so.3", key(7));
     auto joining = std::async(std::launch::async, [&] { host.join(0, listener.address); });
-    Descriptor from;
-    eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
-    Tls::Session session(tls, from.get(), Tls::Side::kServer);
-    Impostor::finish(session, from.get());
-    Impostor::welcome(session, from.get(), 1);
+    Peer in(listener);
+    in.welcome(1);
     {
-      Impostor::Out peer(host.listener.address, tls);
-      peer.send({.kind = Frame::kGreeting,
-                 .index = 1,
-                 .clique = kNonce,
-                 .number = Frame::kVersion | (says ? Frame::kHasLeft : 0)});
+      Peer out(host.listener.address);
+      Frame greeting = greeting_of(1);
+      if (says) greeting.number |= Frame::kHasLeft;
+      out.send(greeting);
       joining.get();
     }
     if (says) eventually([&] { return host.endpoint->has_left(1) != 0; }, "its end");
@@ -83,8 +72,7 @@ TEST(a_program_that_has_ended_while_others_wait) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
     for (const bool permute : {false, true}) {
       const auto outcomes = run_job(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
-        const auto end = rank.all();
-        run_case(*end, {.count = 10, .seed = 1});
+        const auto end = all_started(rank);
         if (rank.process() == 3) return rank.job.leave(Recorder::kEnded);
         if (permute)
           run_permute(*end, {{3, 0}, {0, 1}, {1, 2}}, 100, 1);
@@ -102,7 +90,7 @@ TEST(a_program_that_has_ended_before_its_collectives) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
     run_healthy(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
       const auto end = rank.all();
-      std::thread dispatched([&] {
+      const std::jthread dispatched([&] {
         for (std::uint32_t i = 0; i < 5; ++i) {
           if (rank.process() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));
           run_case(*end, {.count = 10, .seed = i});
@@ -112,7 +100,6 @@ TEST(a_program_that_has_ended_before_its_collectives) {
         rank.job.finish();
         rank.job.leave(Recorder::kEnded);
       }
-      dispatched.join();
     });
 }
 
@@ -134,8 +121,7 @@ TEST(a_killed_process_that_only_its_own_host_waits_for) {
 // A worker that was forked keeps copies of the connections.
 TEST(a_fork_that_outlives_its_parent) {
   const auto lost = run_job(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
-    const auto end = rank.all();
-    run_case(*end, {.count = 10, .seed = 1});
+    const auto end = all_started(rank);
     if (rank.process() == 3) {
       if (fork() == 0) {
         prctl(PR_SET_PDEATHSIG, 0);
@@ -154,8 +140,7 @@ TEST(a_fork_that_outlives_its_parent) {
 // keeps open.
 TEST(a_fork_that_keeps_the_connections) {
   run_healthy(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
-    const auto end = rank.all();
-    run_case(*end, {.count = 10, .seed = 1});
+    const auto end = all_started(rank);
     pid_t child = 0;
     if (rank.process() == 0 && (child = fork()) == 0) {
       sleep(3);
@@ -171,8 +156,7 @@ TEST(a_fork_that_keeps_the_connections) {
 
 TEST(a_long_text_travels_cut) {
   const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kHosts}, [](Rank& rank) {
-    const auto end = rank.all();
-    run_case(*end, {.count = 10, .seed = 1});
+    const auto end = all_started(rank);
     if (rank.index == 1) return rank.job.arena().abort(std::string(5000, 'x'));
     run_case(*end, {.count = 10, .seed = 2});
   });
@@ -188,8 +172,8 @@ TEST(a_killed_process_of_another_host) {
     }
   });
   // The lost connection shows it, or the scan of its sibling, whichever comes first.
-  for (const int rank : {0, 1, 2}) {
-    const std::string& error = outcomes[static_cast<std::size_t>(rank)].error;
+  for (const std::size_t rank : {0, 1, 2}) {
+    const std::string& error = outcomes[rank].error;
     CHECK(error.find("process 3 has ended, or its host cannot be reached") != std::string::npos ||
           error.find("process 3 was killed or has crashed") != std::string::npos);
   }
@@ -199,9 +183,8 @@ TEST(a_killed_process_of_another_host) {
 TEST(a_send_goes_on_while_another_process_has_left) {
   Impostor one;  // which reads nothing
   const std::atomic<std::uint32_t> left{1};
-  WaitLimits limits = one.host.limits();
+  WaitLimits limits = one.host.limits(1);
   limits.left = &left;
-  limits.deadline = Deadline(1);
   const auto start = Clock::now();
   const auto send = [&] {
     for (std::uint32_t i = 0;; ++i) one.host.endpoint->release({77, 1, 1}, i, limits);

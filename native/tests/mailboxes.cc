@@ -1,7 +1,6 @@
 // Messages between ranks: every shape of a collective-permute, and the order of a pair's messages.
 #include <cstring>
 
-#include "base/error.h"
 #include "check.h"
 #include "harness.h"
 #include "model.h"
@@ -9,12 +8,6 @@
 namespace lockstep::testing::mailboxes {
 
 constexpr std::size_t kSizes[] = {0, 1, 7, 4096, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300'001};
-
-std::vector<Edge> ring(int size, int step) {
-  std::vector<Edge> edges;
-  for (int rank = 0; rank < size; ++rank) edges.push_back({rank, (rank + step) % size});
-  return edges;
-}
 
 void permute_all_sizes(const std::function<std::vector<Edge>(int size)>& edges) {
   for (const Harness harness : kAll)

@@ -2,13 +2,11 @@
 // hold planted keys.
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
 #include <new>
 
-#include "base/error.h"
 #include "check.h"
 #include "harness.h"
 #include "xla_probe/membership.h"

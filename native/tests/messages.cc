@@ -1,34 +1,22 @@
 // Control messages between hosts: they arrive whole, in order, and never at the job's expense.
 #include "control/messages.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <future>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "api/mpitrampoline/state.h"
-#include "base/error.h"
 #include "check.h"
 #include "hosts.h"
 #include "model.h"
 
 namespace lockstep::testing::messages {
 
-using Bytes = std::vector<std::byte>;
-
 // No test reaches it.
 constexpr double kLong = 100;
-
-Bytes text(const std::string& from) {
-  const auto bytes = std::as_bytes(std::span(from));
-  return {bytes.begin(), bytes.end()};
-}
 
 Bytes pattern(std::size_t count, unsigned seed) {
   Bytes made(count);
@@ -52,7 +40,7 @@ TEST(both_ways_in_order) {
   const std::size_t sizes[] = {
       0, 1, 40, 70'000, ControlMessages::kPart, ControlMessages::kPart + 1, 3 << 20, 0, 7};
   for (unsigned from : {0u, 1u}) {
-    std::thread sending([&] {
+    const std::jthread sending([&] {
       for (const std::size_t size : sizes)
         two.hosts[from].endpoint->send_control(1 - static_cast<int>(from), pattern(size, from),
                                                kLong);
@@ -62,7 +50,6 @@ TEST(both_ways_in_order) {
       CHECK_EQUAL(message.process, static_cast<int>(from));
       CHECK(message.bytes == pattern(size, from));
     }
-    sending.join();
   }
   CHECK_EQUAL(two.hosts[0].endpoint->next_control(0).process, ControlMessage::kNone);
   CHECK_EQUAL(two.hosts[0].endpoint->next_control(0.01).process, ControlMessage::kNone);
@@ -120,19 +107,19 @@ TEST(more_than_there_is_room_for) {
   ControlMessages control;
   const Bytes quarter(ControlMessages::kMaxBytes / 4);
   for (int i = 0; i < 4; ++i) take(control, i, quarter);
-  take(control, 9, text("dropped"));
+  take(control, 9, bytes_of("dropped"));
   CHECK_EQUAL(control.next(0).process, 0);
-  take(control, 8, text("kept"));
+  take(control, 8, bytes_of("kept"));
   for (const int process : {1, 2, 3, 8, -1}) CHECK_EQUAL(control.next(0).process, process);
   // What its sender gave up, and of whom nothing follows, takes no room, and nor does what is only
   // announced.
   const auto but_one = std::span(quarter).first(ControlMessages::kMaxLength - 1);
   for (int i = 0; i < 10; ++i) control.take(0, ControlMessages::kMaxLength, 0, but_one);
   for (int i = 1; i < 4; ++i) control.take(i, ControlMessages::kMaxLength, 0, but_one);
-  take(control, 9, text("dropped"));
+  take(control, 9, bytes_of("dropped"));
   control.forget(1);
-  take(control, 9, text("kept"));
-  take(control, 0, text("another"));
+  take(control, 9, bytes_of("kept"));
+  take(control, 0, bytes_of("another"));
   for (const int process : {9, 0, -1}) CHECK_EQUAL(control.next(0).process, process);
   for (std::size_t i = 0; i < ControlMessages::kMaxCount + 5; ++i) take(control, 5, {});
   for (std::size_t i = 0; i < ControlMessages::kMaxCount; ++i)
@@ -143,8 +130,8 @@ TEST(more_than_there_is_room_for) {
 TEST(more_at_once_than_there_are_places_for) {
   ControlMessages control;
   for (std::size_t i = 0; i < ControlMessages::kMaxCount - 1; ++i) take(control, 5, {});
-  for (const int process : {1, 2}) control.take(process, 2, 0, text("a"));
-  for (const int process : {1, 2}) control.take(process, 2, 1, text("b"));
+  for (const int process : {1, 2}) control.take(process, 2, 0, bytes_of("a"));
+  for (const int process : {1, 2}) control.take(process, 2, 1, bytes_of("b"));
   for (int i = 0; i < 5; ++i) take(control, 5, {});
   std::size_t count = 0;
   while (control.next(0).process != ControlMessage::kNone) ++count;
@@ -171,9 +158,9 @@ TEST(parts_that_break_the_rules) {
 TEST(to_a_process_that_takes_none) {
   Two two;
   for (const int unknown : {0, -1, 2, 1 << 30})
-    CHECK(!two.hosts[0].endpoint->send_control(unknown, text("x"), kLong));
+    CHECK(!two.hosts[0].endpoint->send_control(unknown, bytes_of("x"), kLong));
   two.hosts[1].endpoint->end_control();
-  CHECK(!two.hosts[1].endpoint->send_control(0, text("x"), kLong));
+  CHECK(!two.hosts[1].endpoint->send_control(0, bytes_of("x"), kLong));
   CHECK_EQUAL(two.hosts[1].endpoint->next_control(kLong).process, ControlMessage::kOver);
   CHECK(two.healthy());
 }
@@ -183,9 +170,9 @@ TEST(to_and_from_a_process_that_has_left) {
   Endpoint &first = *two.hosts[0].endpoint, &second = *two.hosts[1].endpoint;
   second.leave();
   eventually([&] { return first.has_left(1).load() != 0; }, "word that it left");
-  CHECK(first.send_control(1, text("and?"), kLong));
+  CHECK(first.send_control(1, bytes_of("and?"), kLong));
   CHECK_EQUAL(second.next_control(kLong).process, 0);
-  CHECK(second.send_control(0, text("nothing"), kLong));
+  CHECK(second.send_control(0, bytes_of("nothing"), kLong));
   CHECK_EQUAL(first.next_control(kLong).process, 1);
   CHECK(!first.is_lost(1));
   CHECK(two.healthy());
@@ -194,9 +181,9 @@ TEST(to_and_from_a_process_that_has_left) {
 TEST(to_a_process_that_is_lost) {
   Impostor one;
   one.send({.kind = Frame::kControl, .clique = 100, .bytes = 2}, "ab");
-  one.to = Descriptor();
+  one.out.reset();
   eventually([&] { return one.host.endpoint->is_lost(1); }, "the loss");
-  CHECK(!one.host.endpoint->send_control(1, text("x"), kLong));
+  CHECK(!one.host.endpoint->send_control(1, bytes_of("x"), kLong));
 }
 
 TEST(a_wait_when_it_ends) {
@@ -204,7 +191,7 @@ TEST(a_wait_when_it_ends) {
   const auto wait = [&] { return two.hosts[0].endpoint->next_control(kLong).process; };
   auto one = std::async(std::launch::async, wait), other = std::async(std::launch::async, wait);
   CHECK(one.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
-  CHECK(two.hosts[1].endpoint->send_control(0, text("x"), kLong));
+  CHECK(two.hosts[1].endpoint->send_control(0, bytes_of("x"), kLong));
   eventually(
       [&] {
         return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready ||
@@ -216,70 +203,42 @@ TEST(a_wait_when_it_ends) {
   CHECK_EQUAL(both, 1 + ControlMessage::kOver);
 }
 
-// Reads what the other end has sent, without waiting for what comes later.
-class Listening {
- public:
-  explicit Listening(Impostor& from) : from_(from) {}
-
-  // The next frame; what follows it is in `rest`.
-  Frame frame() {
-    Frame found;
-    get(std::as_writable_bytes(std::span(&found, 1)));
-    rest.resize(found.bytes);
-    get(rest);
-    return found;
-  }
-  Bytes rest;
-
- private:
-  void get(std::span<std::byte> to) {
-    eventually(
-        [&] {
-          std::size_t moved = 0;
-          while (!to.empty() && from_.in->read(to, moved) == Tls::Result::kDone)
-            to = to.subspan(moved);
-          return to.empty();
-        },
-        "a frame");
-  }
-  Impostor& from_;
-};
-
 // One that was late is given up between two parts, or its part goes out first: the connection
 // holds.
 TEST(a_late_one_costs_nothing) {
   Impostor one;
-  Listening listening(one);
+  Peer& peer = *one.in[0];
+  Bytes rest;
   Endpoint& endpoint = *one.host.endpoint;
   const Bytes late = pattern(ControlMessages::kMaxLength, 3);
   // Long enough to fill the buffers of both sockets, also under a sanitizer: "later" finds no room.
   CHECK(!endpoint.send_control(1, late, 1.0));
-  CHECK(!endpoint.send_control(1, text("later"), 0.05));
+  CHECK(!endpoint.send_control(1, bytes_of("later"), 0.05));
   CHECK(!one.host.arena->aborted());
   CHECK(!endpoint.is_lost(1));
   auto again = std::async(std::launch::async, [&] {
     endpoint.release({77, 1, 1}, 5, one.host.limits());
-    return endpoint.send_control(1, text("again"), kLong);
+    return endpoint.send_control(1, bytes_of("again"), kLong);
   });
   std::size_t have = 0;
-  Frame frame = listening.frame();
-  for (; frame.kind == Frame::kControl; frame = listening.frame()) {
+  Frame frame = peer.receive(rest);
+  for (; frame.kind == Frame::kControl; frame = peer.receive(rest)) {
     CHECK_EQUAL(frame.clique, late.size());
     CHECK_EQUAL(frame.number, have);
-    CHECK(std::ranges::equal(listening.rest, std::span(late).subspan(have, frame.bytes)));
+    CHECK(std::ranges::equal(rest, std::span(late).subspan(have, frame.bytes)));
     have += frame.bytes;
   }
   CHECK(have > 0 && have < late.size());
   CHECK_EQUAL(frame.kind, std::uint32_t{Frame::kRelease});
   CHECK_EQUAL(frame.clique, 77u);
-  CHECK_EQUAL(listening.frame().number, 0u);
-  CHECK(listening.rest == text("again"));
+  CHECK_EQUAL(peer.receive(rest).number, 0u);
+  CHECK(rest == bytes_of("again"));
   CHECK(again.get());
   CHECK(!one.host.arena->aborted());
 }
 
 // A thread of Python's may be in either call when the process exits.
-[[noreturn]] void exit_under_way() {
+[[noreturn]] void exit_in_flight() {
   static auto* one = new Impostor;  // which reads nothing
   static std::atomic<int> woken{0};
   std::thread([] {
@@ -292,16 +251,7 @@ TEST(a_late_one_costs_nothing) {
   std::exit(woken == 0 ? 0 : 1);
 }
 
-TEST(when_the_process_exits) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    exit_under_way();
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
-}
+TEST(when_the_process_exits) { run_in_child(exit_in_flight); }
 
 // Its locks may be held by threads that the child does not have.
 TEST(in_a_forked_child) {
@@ -309,43 +259,37 @@ TEST(in_a_forked_child) {
   auto waiting =
       std::async(std::launch::async, [&] { return two.hosts[0].endpoint->next_control(2); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);
+  run_in_child([&] {
     Endpoint& endpoint = *two.hosts[0].endpoint;
-    bool right = endpoint.next_control(kLong).process == ControlMessage::kOver;
+    CHECK_EQUAL(endpoint.next_control(kLong).process, ControlMessage::kOver);
     endpoint.abandon();
-    right &= !endpoint.send_control(1, text("x"), kLong);
-    right &= endpoint.next_control(kLong).process == ControlMessage::kOver;
+    CHECK(!endpoint.send_control(1, bytes_of("x"), kLong));
+    CHECK_EQUAL(endpoint.next_control(kLong).process, ControlMessage::kOver);
     endpoint.end_control();
-    _exit(right ? 0 : 1);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
+  });
   CHECK_EQUAL(waiting.get().process, ControlMessage::kNone);
   two.exchange(1);
 }
 
-// Engine::instance() is there for good, so the test runs in a child.
-bool through_c() {
+void exchange_through_c() {
   Host other;
   const Listener listener = listen_anywhere();
   const Descriptor arena(lockstep_create_arena(kNonce));
   std::thread joining([&] { other.join(1, listener.address); });
   const Given given(0, other.listener.address, arena.get(), listener.fd.get());
-  const bool started = lockstep_start(&given.options) == 0;
+  CHECK_EQUAL(lockstep_start(&given.options), 0);
   joining.join();
   const void* bytes = nullptr;
   std::uint64_t count = 99;
-  bool right = started && lockstep_next_message(0, &bytes, &count) == -1 && count == 0 &&
-               lockstep_send_message(1, "abc", 3, kLong) == 0 &&
-               lockstep_send_message(0, "abc", 3, kLong) == -1 &&
-               other.endpoint->next_control(kLong).bytes == text("abc") &&
-               other.endpoint->send_control(0, text("answer"), kLong) &&
-               lockstep_next_message(kLong, &bytes, &count) == 1 &&
-               std::string(static_cast<const char*>(bytes), count) == "answer" &&
-               lockstep_is_lost(1) == 0 && lockstep_is_lost(5) == 0;
+  CHECK_EQUAL(lockstep_next_message(0, &bytes, &count), -1);
+  CHECK_EQUAL(count, 0U);
+  CHECK_EQUAL(lockstep_send_message(1, "abc", 3, kLong), 0);
+  CHECK_EQUAL(lockstep_send_message(0, "abc", 3, kLong), -1);
+  CHECK(other.endpoint->next_control(kLong).bytes == bytes_of("abc"));
+  CHECK(other.endpoint->send_control(0, bytes_of("answer"), kLong));
+  CHECK_EQUAL(lockstep_next_message(kLong, &bytes, &count), 1);
+  CHECK_EQUAL(std::string(static_cast<const char*>(bytes), count), "answer");
+  CHECK(lockstep_is_lost(1) == 0 && lockstep_is_lost(5) == 0);
   // jaxlib starts its collectives once more.
   auto waiting = std::async(std::launch::async, [] {
     const void* none;
@@ -354,8 +298,7 @@ bool through_c() {
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   Engine::instance().initialize();
-  right &= waiting.get() == -2;
-  return right;
+  CHECK_EQUAL(waiting.get(), -2);
 }
 
 TEST(the_interface_of_c) {
@@ -364,14 +307,7 @@ TEST(the_interface_of_c) {
   CHECK_EQUAL(lockstep_next_message(kLong, &bytes, &count), -2);
   CHECK_EQUAL(lockstep_send_message(1, "x", 1, kLong), -1);
   CHECK_EQUAL(lockstep_is_lost(1), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    _exit(through_c() ? 0 : 1);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
+  run_in_child(exchange_through_c);
 }
 
 }  // namespace lockstep::testing::messages

@@ -53,16 +53,9 @@ void call_with_guards(Communicator& end, const Case& what) {
   const auto size = static_cast<std::size_t>(end.size());
   const std::size_t bytes = what.count * size_of(what.dtype);
   Buffer in(bytes * size), out(bytes * size);
-  Call call;
-  call.op = what.op;
-  call.dtype = what.dtype;
-  call.reduction = what.reduction;
-  call.count = what.count;
-  call.in = in.data();
-  call.out = out.data();
   const std::string error = ERROR_OF({
     if (what.op != Op::kAllToAll) {
-      end.run(call);
+      end.run(call_of(what, in.data(), out.data()));
     } else {
       for (int i = 1; i < end.size(); ++i)
         end.send_receive(in.data(), (end.rank() + i) % end.size(), out.data(),

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <complex>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "check.h"
 
@@ -75,36 +77,21 @@ T combine(T a, T b, Reduction reduction) {
   return a;
 }
 
+// The C++ types of DType, in its order.
+using Types = std::tuple<std::uint8_t, std::int8_t, std::int16_t, std::int32_t, std::int64_t,
+                         std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t, float, double,
+                         std::complex<float>, std::complex<double>>;
+
 // Calls `body.operator()<T>()` with the C++ type of `dtype`.
 template <typename Body>
 void with_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::kByte:
-    case DType::kU8:
-      return body.template operator()<std::uint8_t>();
-    case DType::kI8:
-      return body.template operator()<std::int8_t>();
-    case DType::kI16:
-      return body.template operator()<std::int16_t>();
-    case DType::kU16:
-      return body.template operator()<std::uint16_t>();
-    case DType::kI32:
-      return body.template operator()<std::int32_t>();
-    case DType::kU32:
-      return body.template operator()<std::uint32_t>();
-    case DType::kI64:
-      return body.template operator()<std::int64_t>();
-    case DType::kU64:
-      return body.template operator()<std::uint64_t>();
-    case DType::kF32:
-      return body.template operator()<float>();
-    case DType::kF64:
-      return body.template operator()<double>();
-    case DType::kC64:
-      return body.template operator()<std::complex<float>>();
-    case DType::kC128:
-      return body.template operator()<std::complex<double>>();
-  }
+  const auto call = [&]<std::size_t kIndex>() {
+    if (static_cast<std::size_t>(dtype) == kIndex)
+      body.template operator()<std::tuple_element_t<kIndex, Types>>();
+  };
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    (call.template operator()<kIndex>(), ...);
+  }(std::make_index_sequence<std::tuple_size_v<Types>>());
 }
 
 template <typename T>
@@ -212,6 +199,17 @@ std::vector<Reduction> reductions_of(Op op, DType dtype) {
   return {Reduction::kSum, Reduction::kProduct, Reduction::kMin, Reduction::kMax};
 }
 
+Call call_of(const Case& what, const void* in, void* out) {
+  Call call;
+  call.op = what.op;
+  call.dtype = what.dtype;
+  call.reduction = what.reduction;
+  call.count = what.count;
+  call.in = static_cast<const std::byte*>(in);
+  call.out = static_cast<std::byte*>(out);
+  return call;
+}
+
 Buffer run_case(Communicator& end, const Case& what) {
   const int rank = end.rank(), size = end.size();
   const std::size_t width = size_of(what.dtype);
@@ -222,14 +220,7 @@ Buffer run_case(Communicator& end, const Case& what) {
   if (what.op == Op::kAllToAll) {
     run_all_to_all(end, what, in.data(), out.data());
   } else {
-    Call call;
-    call.op = what.op;
-    call.dtype = what.dtype;
-    call.reduction = what.reduction;
-    call.count = what.count;
-    call.in = what.in_place ? out.data() : in.data();
-    call.out = out.data();
-    end.run(call);
+    end.run(call_of(what, what.in_place ? out.data() : in.data(), out.data()));
   }
   out.check_guards();
   in.check_guards();
@@ -245,9 +236,7 @@ Buffer run_case(Communicator& end, const Case& what) {
 
 Buffer message(std::uint32_t seed, int rank, std::size_t bytes) {
   Buffer made(bytes);
-  Case what;
-  what.seed = seed;
-  fill<std::uint8_t>(made.data(), what, rank, 0, bytes);
+  fill<std::uint8_t>(made.data(), {.seed = seed}, rank, 0, bytes);
   return made;
 }
 
@@ -270,6 +259,18 @@ void run_permute(Communicator& end, const std::vector<Edge>& edges, std::size_t 
   Buffer expected = message(seed, source, bytes);
   check_equal(out, expected, DType::kU8,
               "permute of " + std::to_string(bytes) + " bytes from rank " + std::to_string(source));
+}
+
+std::unique_ptr<Communicator> all_started(Rank& rank) {
+  auto end = rank.all();
+  run_case(*end, {.count = 10, .seed = 1});
+  return end;
+}
+
+std::vector<Edge> ring(int size, int step) {
+  std::vector<Edge> edges;
+  for (int rank = 0; rank < size; ++rank) edges.push_back({rank, (rank + step) % size});
+  return edges;
 }
 
 Case case_of(Op op, DType dtype, std::size_t count, std::uint32_t seed) {

@@ -8,6 +8,7 @@
 
 #include "api/communicator.h"
 #include "base/types.h"
+#include "harness.h"
 
 namespace lockstep::testing {
 
@@ -46,6 +47,9 @@ class Buffer {
 std::vector<Reduction> reductions_of(Op op, DType dtype);
 const std::vector<DType>& all_dtypes();
 
+// The call of a rank for this case, with these buffers; not of an all-to-all.
+Call call_of(const Case& what, const void* in, void* out);
+
 // Runs one collective as XLA does and compares the result with the model (kExact). Returns the
 // result.
 Buffer run_case(Communicator& end, const Case& what);
@@ -68,6 +72,12 @@ void run_permute(Communicator& end, const std::vector<Edge>& edges, std::size_t 
 
 // Runs all of `kOps`, and a permute between the first two ranks.
 void run_all_and_permute(Communicator& end, std::size_t count);
+
+// This rank's end of the clique of all, when each of them has started.
+std::unique_ptr<Communicator> all_started(Rank& rank);
+
+// Each rank sends to the one that is so many further.
+std::vector<Edge> ring(int size, int step = 1);
 
 // The bytes that a rank sends in permutes and tests of the mailbox.
 Buffer message(std::uint32_t seed, int rank, std::size_t bytes);

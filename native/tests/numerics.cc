@@ -1,7 +1,6 @@
 // What the arithmetic promises beside exact results: equal bits everywhere, NaN, wrapping.
 #include <cmath>
 #include <complex>
-#include <cstring>
 #include <limits>
 
 #include "check.h"
@@ -14,14 +13,14 @@ template <typename T>
 std::vector<T> all_reduce(Communicator& end, DType dtype, Reduction reduction,
                           std::vector<T> values) {
   std::vector<T> result(values.size());
-  Call call;
-  call.dtype = dtype;
-  call.reduction = reduction;
-  call.count = values.size();
-  call.in = reinterpret_cast<const std::byte*>(values.data());
-  call.out = reinterpret_cast<std::byte*>(result.data());
-  end.run(call);
+  end.run(call_of({Op::kAllReduce, dtype, reduction, values.size()}, values.data(), result.data()));
   return result;
+}
+
+void mix_rough(Rank& rank, Communicator& end, Case what) {
+  what.values = Values::kRough;
+  Buffer out = run_case(end, what);
+  rank.mix(out.data(), out.bytes());
 }
 
 void reduce_rough_values(Rank& rank) {
@@ -29,10 +28,7 @@ void reduce_rough_values(Rank& rank) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kC64, DType::kC128})
     for (const Reduction reduction : {Reduction::kSum, Reduction::kProduct})
       for (const std::size_t count : {1, 33, 4096, 50'001}) {
-        Case what{Op::kAllReduce, dtype, reduction, count, 5};
-        what.values = Values::kRough;
-        Buffer out = run_case(*end, what);
-        rank.mix(out.data(), out.bytes());
+        mix_rough(rank, *end, {Op::kAllReduce, dtype, reduction, count, 5});
       }
 }
 
@@ -51,12 +47,8 @@ TEST(equal_bits_on_all_ranks_and_in_all_runs) {
 TEST(reduce_scatter_repeats_its_bits) {
   const auto body = [](Rank& rank) {
     const auto end = rank.all();
-    for (const std::size_t count : {7, 20'001}) {
-      Case what{Op::kReduceScatter, DType::kF32, Reduction::kSum, count, 5};
-      what.values = Values::kRough;
-      Buffer out = run_case(*end, what);
-      rank.mix(out.data(), out.bytes());
-    }
+    for (const std::size_t count : {7, 20'001})
+      mix_rough(rank, *end, {Op::kReduceScatter, DType::kF32, Reduction::kSum, count, 5});
   };
   for (const Layout& layout : all_layouts())
     CHECK(run_healthy(layout, {}, body) ==

@@ -39,6 +39,15 @@ inline unsigned key_of_client(void*, const char*, unsigned char* key, unsigned) 
   return right_key(nullptr, nullptr, identity, 0, key, 0);
 }
 
+template <typename Bytes>
+Bytes unhex(std::string_view digits) {
+  Bytes bytes;
+  for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
+    bytes.push_back(
+        static_cast<std::byte>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16)));
+  return bytes;
+}
+
 // A peer with OpenSSL, whose records can also be made by hand: `secret` is where they begin.
 class OpenSslPeer {
  public:
@@ -115,16 +124,8 @@ class OpenSslPeer {
     for (const bool server : {false, true})
       if (line.starts_with(server ? "SERVER_TRAFFIC_SECRET_0" : "CLIENT_TRAFFIC_SECRET_0"))
         (server ? current->server_secret_ : current->client_secret_) =
-            unhex(line.substr(line.rfind(' ') + 1));
+            unhex<SecretBytes>(line.substr(line.rfind(' ') + 1));
   }
-  static SecretBytes unhex(std::string_view digits) {
-    SecretBytes bytes;
-    for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
-      bytes.push_back(
-          static_cast<std::byte>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16)));
-    return bytes;
-  }
-
   static inline thread_local OpenSslPeer* current = nullptr;
 
   const bool server_;
@@ -148,8 +149,8 @@ inline Bytes sealed(records::Sealer& sealer, records::ContentType type,
 
 // A session of ours and OpenSSL, in one thread, after the handshake.
 struct Mixed {
-  explicit Mixed(bool openssl_serves, std::uint32_t records_per_key = 1000000)
-      : wire(local_wire()),
+  explicit Mixed(bool openssl_serves, std::uint32_t records_per_key = 1000000, int buffer = 0)
+      : wire(local_wire(buffer)),
         session(shared(), wire.a->fd(), openssl_serves ? Side::kClient : Side::kServer,
                 records_per_key),
         peer(openssl_serves, wire.b->fd()) {}

@@ -1,7 +1,4 @@
 // The look for XLA's numbers among the words above a frame.
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -9,8 +6,8 @@
 #include <string>
 
 #include "api/mpitrampoline/state.h"
+#include "captured_stderr.h"
 #include "check.h"
-#include "transport/tcp/sockets.h"
 #include "xla_probe/origin.h"
 #include "xla_probe/vtables.h"
 
@@ -113,11 +110,8 @@ TEST(words_that_are_like_an_executor_are_not_taken_for_one) {
 
 // What a process says whose calls show nothing, `times` times; `known_at`: but for that one.
 std::string said_of_origins(int process, int times, int known_at) {
-  const Descriptor text(memfd_create("stderr", MFD_CLOEXEC));
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    dup2(text.get(), STDERR_FILENO);
+  return in_child([&] {
+    const Stderr said;
     const Descriptor arena(lockstep_create_arena(1));
     const char* labels[] = {"process 0", "process 1"};
     lockstep_options options{};
@@ -127,16 +121,10 @@ std::string said_of_origins(int process, int times, int known_at) {
     options.arena_fd = arena.get();
     options.nonce = 1;
     options.cores = 1;
-    if (lockstep_start(&options) != 0) _exit(1);
+    CHECK_EQUAL(lockstep_start(&options), 0);
     for (int i = 0; i < times; ++i) Engine::instance().note_origin(i == known_at);
-    _exit(0);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
-  char found[4096];
-  const ssize_t n = pread(text.get(), found, sizeof(found), 0);
-  return {found, static_cast<std::size_t>(n)};
+    return said.text();
+  });
 }
 
 TEST(calls_that_never_show_a_program_are_reported_once) {

@@ -23,7 +23,7 @@ class Receiver : FrameParser::Owner {
  public:
   Receiver() : parser_(*this, channels) {
     channels.open(kChannel, ReceiveRing{slots.data(), kSlots, kSlot, &written, &read});
-    const Frame greeting{.kind = Frame::kGreeting, .index = 1, .number = Frame::kVersion};
+    const Frame greeting = greeting_of(1);
     feed(std::as_bytes(std::span(&greeting, 1)));
   }
   // The next message, whose payload is all `fill`; only so many of its bytes.
@@ -47,9 +47,12 @@ class Receiver : FrameParser::Owner {
     const auto payload = slots.begin() + number % kSlots * kSlot + kSlotHeader;
     return std::all_of(payload, payload + kPayload, [&](std::byte byte) { return byte == fill; });
   }
-  void release() { read.advance(); }
+  bool place_is(std::byte fill) const {
+    return std::ranges::all_of(place, [&](std::byte byte) { return byte == fill; });
+  }
 
   std::vector<std::byte> slots = std::vector<std::byte>(kSlots * kSlot, kUntouched);
+  std::vector<std::byte> place = std::vector<std::byte>(kPayload, kUntouched);  // wanted
   Counter written, read;
   Channels channels;
 
@@ -77,88 +80,77 @@ class Receiver : FrameParser::Owner {
   std::span<const std::byte> unsent_;
 };
 
-struct Fixture {
-  Descriptor fd{Arena::create(kNonce)};
-  Arena arena{fd.get(), kNonce};
-  Receiver receiver;
-  std::vector<std::byte> place = std::vector<std::byte>(kPayload, kUntouched);
-
-  bool place_is(std::byte fill) const {
-    return std::ranges::all_of(place, [&](std::byte byte) { return byte == fill; });
-  }
-};
-
 TEST(a_payload_goes_where_it_is_wanted) {
-  Fixture f;
-  f.receiver.channels.post_receive(kChannel, 0, f.place);
-  f.receiver.send(std::byte{1});
-  CHECK(f.receiver.written.reached(1));
-  CHECK(f.receiver.channels.take_placed(kChannel, 0));
-  CHECK(f.place_is(std::byte{1}));
-  CHECK(f.receiver.slot_is(0, kUntouched));
+  Receiver to;
+  to.channels.post_receive(kChannel, 0, to.place);
+  to.send(std::byte{1});
+  CHECK(to.written.reached(1));
+  CHECK(to.channels.take_placed(kChannel, 0));
+  CHECK(to.place_is(std::byte{1}));
+  CHECK(to.slot_is(0, kUntouched));
   // The next one is wanted nowhere.
-  f.receiver.release();
-  f.receiver.send(std::byte{2});
-  CHECK(!f.receiver.channels.take_placed(kChannel, 1));
-  CHECK(f.receiver.slot_is(1, std::byte{2}));
-  CHECK(f.place_is(std::byte{1}));
+  to.read.advance();
+  to.send(std::byte{2});
+  CHECK(!to.channels.take_placed(kChannel, 1));
+  CHECK(to.slot_is(1, std::byte{2}));
+  CHECK(to.place_is(std::byte{1}));
 }
 
 TEST(a_message_that_has_arrived_or_begun_stays_in_its_slot) {
-  Fixture f;
-  f.receiver.send(std::byte{1});
-  f.receiver.channels.post_receive(kChannel, 0, f.place);
-  CHECK(!f.receiver.channels.take_placed(kChannel, 0));
-  CHECK(f.receiver.slot_is(0, std::byte{1}));
-  f.receiver.send(std::byte{2}, kPayload, sizeof(Frame) + 1);
-  f.receiver.channels.post_receive(kChannel, 1, f.place);
-  f.receiver.send_rest();
-  CHECK(!f.receiver.channels.take_placed(kChannel, 1));
-  CHECK(f.receiver.slot_is(1, std::byte{2}));
-  CHECK(f.place_is(kUntouched));
+  Receiver to;
+  to.send(std::byte{1});
+  to.channels.post_receive(kChannel, 0, to.place);
+  CHECK(!to.channels.take_placed(kChannel, 0));
+  CHECK(to.slot_is(0, std::byte{1}));
+  to.send(std::byte{2}, kPayload, sizeof(Frame) + 1);
+  to.channels.post_receive(kChannel, 1, to.place);
+  to.send_rest();
+  CHECK(!to.channels.take_placed(kChannel, 1));
+  CHECK(to.slot_is(1, std::byte{2}));
+  CHECK(to.place_is(kUntouched));
 }
 
 TEST(a_message_of_another_length_stays_in_its_slot) {
-  Fixture f;
-  f.receiver.channels.post_receive(kChannel, 0, std::span(f.place).first(kPayload - 1));
-  f.receiver.channels.post_receive(kChannel, 1, f.place);
-  f.receiver.send(std::byte{1});
-  f.receiver.send(std::byte{2}, kPayload - 1);
+  Receiver to;
+  to.channels.post_receive(kChannel, 0, std::span(to.place).first(kPayload - 1));
+  to.channels.post_receive(kChannel, 1, to.place);
+  to.send(std::byte{1});
+  to.send(std::byte{2}, kPayload - 1);
   for (std::uint32_t number = 0; number < 2; ++number)
-    CHECK(!f.receiver.channels.take_placed(kChannel, number));
-  CHECK(f.place_is(kUntouched));
+    CHECK(!to.channels.take_placed(kChannel, number));
+  CHECK(to.place_is(kUntouched));
 }
 
 TEST(nothing_goes_to_a_place_that_was_withdrawn) {
-  Fixture f;
-  f.receiver.channels.post_receive(kChannel, 0, f.place);
+  Receiver to;
+  to.channels.post_receive(kChannel, 0, to.place);
   const std::size_t half = kPayload / 2;
-  f.receiver.send(std::byte{1}, kPayload, sizeof(Frame) + kSlotHeader + half);
-  f.receiver.channels.withdraw(kChannel);
-  std::ranges::fill(f.place, kUntouched);
-  f.receiver.send_rest();
-  CHECK(f.receiver.written.reached(1));
-  CHECK(!f.receiver.channels.take_placed(kChannel, 0));
-  CHECK(f.place_is(kUntouched));
+  to.send(std::byte{1}, kPayload, sizeof(Frame) + kSlotHeader + half);
+  to.channels.withdraw(kChannel);
+  std::ranges::fill(to.place, kUntouched);
+  to.send_rest();
+  CHECK(to.written.reached(1));
+  CHECK(!to.channels.take_placed(kChannel, 0));
+  CHECK(to.place_is(kUntouched));
 }
 
 // As a rank that gives up while the progress thread reads: the memory is freed at once.
 TEST(withdrawing_waits_for_bytes_that_are_being_written) {
-  Fixture f;
+  Receiver to;
   for (std::uint32_t number = 0; number < 300; ++number) {
     auto place = std::make_unique<std::vector<std::byte>>(kPayload);
-    f.receiver.channels.post_receive(kChannel, number, *place);
+    to.channels.post_receive(kChannel, number, *place);
     std::thread progress([&] {
-      f.receiver.send(std::byte{3}, kPayload, sizeof(Frame) + kSlotHeader);
-      for (std::size_t sent = 0; sent < kPayload; sent += 10) f.receiver.send_rest(10);
+      to.send(std::byte{3}, kPayload, sizeof(Frame) + kSlotHeader);
+      for (std::size_t sent = 0; sent < kPayload; sent += 10) to.send_rest(10);
     });
     for (std::uint32_t spin = 0; spin < number * 20; ++spin)
       std::atomic_signal_fence(std::memory_order_seq_cst);
-    f.receiver.channels.withdraw(kChannel);
+    to.channels.withdraw(kChannel);
     place.reset();
     progress.join();
-    f.receiver.channels.take_placed(kChannel, number);
-    f.receiver.release();
+    to.channels.take_placed(kChannel, number);
+    to.read.advance();
   }
 }
 

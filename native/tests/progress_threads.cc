@@ -1,15 +1,11 @@
 // What the thread that reads from other hosts survives, and what it leaves in memory.
 #include <fcntl.h>
 #include <limits.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -19,7 +15,6 @@
 #include <string>
 
 #include "api/mpitrampoline/state.h"
-#include "base/error.h"
 #include "base/log.h"
 #include "check.h"
 #include "hosts.h"
@@ -87,12 +82,7 @@ class FullPipe {
 TEST(a_line_on_a_full_stderr_holds_nothing_up) {
   Two two(true);
   const FullPipe full;
-  const std::string& address = two.hosts[0].listener.address;
-  const Descriptor fd = connect_to(address, Clock::now() + std::chrono::seconds(5));
-  CHECK_EQUAL(::send(fd.get(), "GET / HTTP/1.1\r\n\r\n", 18, 0), 18);
-  char byte;
-  eventually([&] { return recv(fd.get(), &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET; },
-             "the end of the connection");
+  be_refused(two.hosts[0].listener.address, "GET / HTTP/1.1\r\n\r\n");
   two.exchange(1);
   CHECK(two.healthy());
   CHECK_EQUAL(full.take().find("lockstep"), std::string::npos);
@@ -195,33 +185,7 @@ std::string key_after_start() {
   return left == 0 ? "" : std::to_string(left) + " copies of the key are left";
 }
 
-// Engine::instance() is there for good, so the test runs in a child.
-TEST(the_key_is_wiped_from_memory) {
-  int ends[2];
-  CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
-  const Descriptor read_end(ends[0]);
-  Descriptor write_end(ends[1]);
-  const pid_t child = fork();
-  if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    alarm(100);
-    std::string text;
-    try {
-      text = key_after_start();
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
-    (void)!write(write_end.get(), text.data(), text.size());
-    _exit(0);
-  }
-  write_end = Descriptor();
-  char text[1000];
-  const ssize_t n = read(read_end.get(), text, sizeof(text));
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
-  CHECK_EQUAL(std::string(text, static_cast<std::size_t>(std::max<ssize_t>(n, 0))), "");
-}
+TEST(the_key_is_wiped_from_memory) { CHECK_EQUAL(in_child(key_after_start), ""); }
 #endif
 
 }  // namespace lockstep::testing::progress_threads

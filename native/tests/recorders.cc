@@ -7,7 +7,6 @@
 #include <cstring>
 #include <thread>
 
-#include "base/error.h"
 #include "check.h"
 #include "harness.h"
 #include "model.h"
@@ -55,14 +54,7 @@ class Reader {
 Call call_of(const Case& what, std::vector<float>& in, std::vector<float>& out) {
   in.assign(what.count * 8, 1);
   out.assign(what.count * 8, 0);
-  Call call;
-  call.op = what.op;
-  call.dtype = what.dtype;
-  call.reduction = what.reduction;
-  call.count = what.count;
-  call.in = reinterpret_cast<const std::byte*>(in.data());
-  call.out = reinterpret_cast<std::byte*>(out.data());
-  return call;
+  return testing::call_of(what, in.data(), out.data());
 }
 
 TEST(every_call_leaves_an_entry) {
@@ -143,37 +135,20 @@ TEST(a_permute_names_its_ends) {
   });
 }
 
-// Answers this process's questions until the body is done; counts them.
-class Watchdog {
- public:
-  Watchdog(Job& job, bool yes, bool knows_more = true) : job_(job) {
-    job.set_watched(true);
-    thread_ = std::thread([this, yes, knows_more] {
-      while (!done_) {
-        const auto request = job_.requests().next();
-        if (request.text.starts_with("programs ")) {
-          ++asked;
-          job_.requests().respond(request.number,
-                                  yes ? Requests::Response::kYes : Requests::Response::kNo);
-        } else if (request.number != 0) {
-          if (knows_more) job_.arena().abort("a table of calls");
-          job_.requests().respond(request.number, Requests::Response::kYes);
-        }
-        std::this_thread::yield();
-      }
-    });
-  }
-  ~Watchdog() {
-    done_ = true;
-    thread_.join();
-  }
-
+// Says whether two programs are one, and counts how often it is asked.
+struct Comparing {
   std::atomic<int> asked{0};
+  const Watchdog watchdog;
 
- private:
-  Job& job_;
-  std::atomic<bool> done_{false};
-  std::thread thread_;
+  Comparing(Job& job, bool yes, bool knows_more = true)
+      : watchdog(job, [this, &job, yes, knows_more](const std::string& text) {
+          if (text.starts_with("programs ")) {
+            ++asked;
+            return yes ? Requests::Response::kYes : Requests::Response::kNo;
+          }
+          if (knows_more) job.arena().abort("a table of calls");
+          return Requests::Response::kYes;
+        }) {}
 };
 
 TEST(look_alikes_of_different_programs) {
@@ -183,7 +158,7 @@ TEST(look_alikes_of_different_programs) {
         const auto outcomes =
             run_job(layout(where), {.harness = harness, .timeout_seconds = 20}, [&](Rank& rank) {
               const auto end = rank.all();
-              Watchdog watchdog(rank.job, false, false);
+              const Comparing watchdog(rank.job, false, false);
               std::vector<float> in, out;
               Call call = call_of({.count = 10}, in, out);
               call.origin = rank.index == rank.size() - 1 ? odd : Origin{77, 3, 8};
@@ -198,7 +173,7 @@ TEST(permutes_of_different_programs) {
   for (const char* where : {"1x4", "2x1"}) {
     const auto outcomes = run_job(layout(where), {.timeout_seconds = 20}, [](Rank& rank) {
       const auto end = rank.all();
-      Watchdog watchdog(rank.job, false, false);
+      const Comparing watchdog(rank.job, false, false);
       std::uint64_t value = 7;
       const Origin origin{77 + rank.index, 3, 0};
       if (rank.index == 0)
@@ -227,7 +202,7 @@ TEST(an_unknown_origin_agrees_with_all) {
 TEST(a_watchdog_may_let_look_alikes_meet) {
   run_healthy(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watchdog watchdog(rank.job, true);
+    const Comparing watchdog(rank.job, true);
     std::vector<float> in, out;
     Call call = call_of({.count = 10}, in, out);
     for (int execution = 0; execution < 3; ++execution) {
@@ -242,7 +217,7 @@ TEST(a_watchdog_may_let_look_alikes_meet) {
 TEST(a_watchdog_may_tell_look_alikes_apart) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watchdog watchdog(rank.job, false);
+    const Comparing watchdog(rank.job, false);
     std::vector<float> in, out;
     Call call = call_of({.count = 10}, in, out);
     call.origin = {70 + 100 * rank.index, 3, 0};
@@ -254,7 +229,7 @@ TEST(a_watchdog_may_tell_look_alikes_apart) {
 TEST(a_watchdog_describes_a_divergence) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watchdog watchdog(rank.job, true);
+    const Comparing watchdog(rank.job, true);
     std::vector<float> in, out;
     end->run(call_of({.count = 10 + std::size_t(rank.index)}, in, out));
   });
@@ -266,14 +241,8 @@ TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
     const auto end = rank.all();
     if (rank.index == 0) {
       rank.job.forbid("not here");
-      std::string text;
       std::vector<float> in, out;
-      try {
-        end->run(call_of({.count = 10}, in, out));
-      } catch (const Error& error) {
-        text = error.what();
-      }
-      CHECK_EQUAL(text, "not here");
+      CHECK_EQUAL(ERROR_OF(end->run(call_of({.count = 10}, in, out))), "not here");
       rank.job.forbid("");
     }
     run_case(*end, {.count = 10});
@@ -288,12 +257,7 @@ TEST(an_execution_that_was_refused_stays_refused) {
       std::vector<float> in, out;
       Call call = call_of({.count = 10}, in, out);
       call.origin = {77, 3, 0};
-      try {
-        end->run(call);
-      } catch (const Error& error) {
-        return std::string(error.what());
-      }
-      return std::string();
+      return ERROR_OF(end->run(call));
     };
     // The first device comes while it is forbidden, the others after that.
     if (rank.index == 0) {

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "check.h"
 #include "hosts.h"
 
@@ -41,8 +40,8 @@ TEST(a_release_does_not_wait_for_a_thread_that_sends) {
   std::thread sender([&] {
     const Message message{std::span<const std::byte, kSlotHeader>(bytes.data(), kSlotHeader),
                           std::span(bytes).subspan(kSlotHeader)};
-    error = ERROR_OF(for (std::uint32_t i = 0;; ++i, ++sent) peer.host.endpoint->send(
-        {1, 0, 1}, i, message, {&peer.host.arena->header().abort_state, Deadline(20), {}}));
+    error = ERROR_OF(for (std::uint32_t i = 0;; ++i, ++sent)
+                         peer.host.endpoint->send({1, 0, 1}, i, message, peer.host.limits()));
     is_over = true;
   });
   int before = -1;

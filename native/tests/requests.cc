@@ -5,7 +5,6 @@
 #include <future>
 #include <thread>
 
-#include "base/error.h"
 #include "check.h"
 #include "harness.h"
 #include "hosts.h"
@@ -117,12 +116,7 @@ TEST(a_failed_job_waits_for_no_response) {
 // An all-reduce of one element by the program of this execution; the two ranks bring a 1 each.
 void add_ones(Communicator& end, std::int64_t execution) {
   float in = 1, out = 0;
-  Call call;
-  call.dtype = DType::kF32;
-  call.reduction = Reduction::kSum;
-  call.count = 1;
-  call.in = reinterpret_cast<const std::byte*>(&in);
-  call.out = reinterpret_cast<std::byte*>(&out);
+  Call call = call_of({.count = 1}, &in, &out);
   call.origin = {execution, 3, 0};
   end.run(call);
   CHECK_EQUAL(out, 2);
@@ -131,31 +125,15 @@ void add_ones(Communicator& end, std::int64_t execution) {
 // Look-alikes of two programs: the watchdog learns only after some calls that these are not one.
 TEST(a_difference_that_is_found_late_fails_the_job) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
-    rank.job.set_watched(true);
-    std::atomic<bool> done{false};
-    std::thread watchdog([&] {
-      for (int responses = 0; !done; std::this_thread::sleep_for(1ms)) {
-        const auto request = rank.job.requests().next();
-        if (request.number == 0) continue;
-        const auto known = request.text.starts_with("programs ") && ++responses < 3
-                               ? Response::kUnknown
-                               : Response::kNo;
-        rank.job.requests().respond(request.number, known);
-      }
+    const Watchdog watchdog(rank.job, [responses = 0](const std::string& text) mutable {
+      const bool knows = !text.starts_with("programs ") || ++responses >= 3;
+      return knows ? Response::kNo : Response::kUnknown;
     });
     const auto end = rank.all();
-    std::string error;
-    for (int i = 0; i < 2000 && error.empty(); ++i) {
-      try {
-        add_ones(*end, 77 + rank.index + 2 * i);
-      } catch (const Error& failed) {
-        error = failed.what();
-      }
+    for (int i = 0; i < 2000; ++i) {
+      add_ones(*end, 77 + rank.index + 2 * i);
       std::this_thread::sleep_for(1ms);
     }
-    done = true;
-    watchdog.join();
-    if (!error.empty()) throw Error(error);
   });
   for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "different collectives");
 }
@@ -164,24 +142,10 @@ TEST(a_difference_that_is_found_late_fails_the_job) {
 // the job fails.
 TEST(a_difference_is_an_error_also_where_the_comparison_is_cut_short) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
-    rank.job.set_watched(true);
-    std::atomic<bool> done{false};
-    std::thread watchdog([&] {
-      for (; !done; std::this_thread::sleep_for(1ms)) {
-        const auto request = rank.job.requests().next();
-        if (request.number != 0 && rank.index == 0)
-          rank.job.requests().respond(request.number, Response::kNo);
-      }
+    const Watchdog watchdog(rank.job, [&](const std::string&) {
+      return rank.index == 0 ? std::optional(Response::kNo) : std::nullopt;
     });
-    std::string error;
-    try {
-      add_ones(*rank.all(), 77 + rank.index);
-    } catch (const Error& failed) {
-      error = failed.what();
-    }
-    done = true;
-    watchdog.join();
-    if (!error.empty()) throw Error(error);
+    add_ones(*rank.all(), 77 + rank.index);
   });
   for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "different collectives");
 }

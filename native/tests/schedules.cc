@@ -63,9 +63,7 @@ void run_program(Rank& rank, const Program& program) {
       run_case(*end, step.what);
       continue;
     }
-    std::vector<Edge> edges;
-    for (int source = 0; source < end->size(); ++source)
-      edges.push_back({source, static_cast<int>((source + step.what.seed) % group.size())});
+    const auto edges = ring(end->size(), static_cast<int>(step.what.seed));
     run_permute(*end, edges, step.what.count * 3, step.what.seed);
   }
 }
@@ -112,14 +110,11 @@ TEST(many_small_operations) {
     for (const char* name : {"2x1", "2x2"})
       run_healthy(layout(name), {.harness = harness}, [](Rank& rank) {
         const auto end = rank.all();
-        std::vector<Edge> ring;
-        for (int source = 0; source < rank.size(); ++source)
-          ring.push_back({source, (source + 1) % rank.size()});
         const auto times = static_cast<std::uint32_t>(rounds(2000, 500));
         for (std::uint32_t i = 0; i < times; ++i) {
           const Op op = static_cast<Op>(i % 4);
           run_case(*end, case_of(op, DType::kI32, i % 9, i));
-          if (i % 5 == 0) run_permute(*end, ring, i % 33, i);
+          if (i % 5 == 0) run_permute(*end, ring(rank.size()), i % 33, i);
         }
       });
 }

@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
 #include "check.h"
 #include "harness.h"
 #include "hosts.h"
@@ -23,38 +21,11 @@
 
 namespace lockstep::testing::segments {
 
-// Runs the body in a child and returns what it returned: limits cannot be taken back.
-std::string in_child(const std::function<std::string()>& body) {
-  int ends[2];
-  CHECK_EQUAL(pipe(ends), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    std::string text;
-    try {
-      text = body();
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
-    (void)!write(ends[1], text.data(), text.size());
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string text;
-  char part[512];
-  for (ssize_t n; (n = read(ends[0], part, sizeof(part))) > 0;)
-    text.append(part, static_cast<std::size_t>(n));
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
-  return text;
-}
-
 TEST(only_the_file_of_this_job) {
   const Descriptor arena = Arena::create(kNonce);
   const Arena mapped(arena.get(), kNonce);
   CHECK_CONTAINS(ERROR_OF(Arena(arena.get(), kNonce + 1)), "is not this job's");
-  const Descriptor other{memfd_create("other", MFD_CLOEXEC)};
+  const Descriptor other(memfd_create("other", MFD_CLOEXEC));
   CHECK_CONTAINS(ERROR_OF(Arena(other.get(), kNonce)), "has another size");
   CHECK_EQUAL(ftruncate(other.get(), Arena::kSize), 0);
   CHECK_CONTAINS(ERROR_OF(Arena(other.get(), kNonce)), "is not this job's");
@@ -74,8 +45,7 @@ TEST(regions_are_zero_apart_and_seen_by_all) {
 }
 
 TEST(an_arena_that_is_used_up) {
-  const Descriptor file = Arena::create(kNonce);
-  Arena arena(file.get(), kNonce);
+  Arena arena = new_arena();
   CHECK_CONTAINS(ERROR_OF(arena.allocate(Arena::kSize)), "used up",
                  std::to_string(Arena::kSize >> 30) + " GiB", "too many different device groups");
 }
@@ -95,7 +65,7 @@ TEST(a_limit_on_file_sizes) {
 TEST(memory_that_cannot_be_mapped) {
   const Descriptor file = Arena::create(kNonce);
   const std::string path = "/proc/self/fd/" + std::to_string(file.get());
-  const Descriptor read_only{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  const Descriptor read_only(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   CHECK_CONTAINS(ERROR_OF(Arena(read_only.get(), kNonce)), "cannot map the shared memory",
                  "Permission denied");
 }
@@ -121,8 +91,7 @@ std::size_t resident_pages(const Arena& arena) {
 }
 
 TEST(a_claim_takes_memory_where_it_is_placed) {
-  const Descriptor file = Arena::create(kNonce);
-  Arena arena(file.get(), kNonce);
+  Arena arena = new_arena();
   const std::size_t page = Arena::whole_pages(1), before = resident_pages(arena);
   const std::uint64_t offset = arena.claim(8 * page);
   CHECK_EQUAL(resident_pages(arena), before);
@@ -181,8 +150,7 @@ TEST(the_first_text_of_a_failure_stays) {
 
 // Threads use the arena while a listener waits for other hosts.
 TEST(a_listener_that_waits_holds_no_lock) {
-  const Descriptor file = Arena::create(kNonce);
-  Arena arena(file.get(), kNonce);
+  Arena arena = new_arena();
   std::promise<void> called, returns;
   std::atomic<bool> has_returned{false};
   const std::size_t waits = arena.add_abort_listener([&](std::string_view text) {
@@ -213,15 +181,13 @@ TEST(a_listener_that_waits_holds_no_lock) {
 }
 
 TEST(a_long_text_is_cut) {
-  const Descriptor file = Arena::create(kNonce);
-  Arena arena(file.get(), kNonce);
+  Arena arena = new_arena();
   arena.abort(std::string(5000, 'x'));
   CHECK_EQUAL(arena.abort_text(), std::string(kAbortText - 1, 'x'));
 }
 
 TEST(a_process_that_died_while_it_wrote_the_text) {
-  const Descriptor file = Arena::create(kNonce);
-  Arena arena(file.get(), kNonce);
+  Arena arena = new_arena();
   arena.header().abort_state.store(1);
   CHECK_CONTAINS(arena.abort_text(), "another process failed and left no text");
 }

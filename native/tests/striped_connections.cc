@@ -4,12 +4,10 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -42,9 +40,10 @@ struct Pair {
     two.hosts[1].endpoint->channels().open(
         {7, 0, 0}, ReceiveRing{slots.data(), kSlots, kSlot, &written, &read});
   }
-  void send(std::span<const std::byte> payload) {
+  void send(std::span<const std::byte> payload, double seconds = 20) {
     alignas(64) const std::array<std::byte, kSlotHeader> header{};
-    two.hosts[0].endpoint->send({7, 0, 1}, number++, {header, payload}, two.hosts[0].limits());
+    two.hosts[0].endpoint->send({7, 0, 1}, number++, {header, payload},
+                                two.hosts[0].limits(seconds));
   }
   void release() {
     read.advance();
@@ -67,9 +66,7 @@ std::vector<int> connections_to(const std::string& address) {
 }
 
 TEST(bytes_arrive_as_they_were_sent) {
-  std::vector<std::byte> noise(2 * kPayload);
-  std::ranges::generate(
-      noise, [random = std::mt19937(5)]() mutable { return static_cast<std::byte>(random()); });
+  const Bytes noise = random_bytes(2 * kPayload, 5);
   for (const bool encrypt : {true, false})
     for (const int connections : {2, 4, 8}) {
       Pair pair(encrypt, connections);
@@ -102,16 +99,13 @@ TEST(all_processes_open_as_many_connections) {
 }
 
 TEST(connections_that_were_not_agreed_on) {
-  const Descriptor fd(Arena::create(kNonce));
-  const Arena arena(fd.get(), kNonce);
+  const Arena arena = new_arena();
   Roster roster({true, false}, 0, 1, kNonce, kLabels, arena, true, 3);
   const auto admit = [&](std::uint32_t which, std::uint32_t count) {
-    roster.admit({.kind = Frame::kGreeting,
-                  .index = 0,
-                  .clique = kNonce,
-                  .number = Frame::kVersion,
-                  .to = 1,
-                  .extra = Frame::connection_number(which, count)});
+    Frame greeting = greeting_of(0);
+    greeting.to = 1;
+    greeting.extra = Frame::connection_number(which, count);
+    roster.admit(greeting);
   };
   admit(0, 3);
   admit(2, 3);
@@ -130,8 +124,7 @@ TEST(any_connection_that_breaks_fails_the_job) {
       const auto fds = connections_to(pair.two.hosts[1].listener.address);
       CHECK_EQUAL(fds.size(), 3U);
       shutdown(fds[which], SHUT_RDWR);
-      eventually([&] { return pair.two.hosts[1].arena->aborted(); }, "an error");
-      CHECK_CONTAINS(pair.two.hosts[1].arena->abort_text(), "process 0 has ended",
+      CHECK_CONTAINS(failure_of(*pair.two.hosts[1].arena), "process 0 has ended",
                      "process 1 has lost its connection");
     }
 }
@@ -153,7 +146,7 @@ TEST(a_process_has_left_when_all_of_its_connections_say_so) {
   Endpoint& stays = *one.host.endpoint;
   const auto is_well = [&] { return !stays.is_lost(1) && !one.host.arena->aborted(); };
   one.send({.kind = Frame::kLeave});
-  one.to = Descriptor();
+  one.out.reset();
   std::this_thread::sleep_for(kWhile);
   CHECK(is_well() && stays.has_left(1).load() == 0);
   one.further[0]->send({.kind = Frame::kLeave});
@@ -167,16 +160,14 @@ TEST(a_further_connection_that_ends_without_that_word) {
   Impostor one(1, 0, false, 2);
   one.send({.kind = Frame::kLeave});
   one.further[0].reset();
-  eventually([&] { return one.host.arena->aborted(); }, "an error");
-  CHECK_CONTAINS(one.host.arena->abort_text(), "process 1 has ended, or its host");
+  CHECK_CONTAINS(failure_of(*one.host.arena), "process 1 has ended, or its host");
 }
 
 TEST(a_further_connection_carries_nothing_else) {
   for (const auto kind : {Frame::kRelease, Frame::kAbort, Frame::kControl, Frame::kGreeting}) {
     Impostor one(1, 0, false, 2);
     one.further[0]->send({.kind = kind});
-    eventually([&] { return one.host.arena->aborted(); }, "an error");
-    CHECK_CONTAINS(one.host.arena->abort_text(), "process 1 has ended, or its host");
+    CHECK_CONTAINS(failure_of(*one.host.arena), "process 1 has ended, or its host");
   }
 }
 
@@ -186,11 +177,7 @@ TEST(a_message_that_is_not_taken_has_a_deadline) {
   const std::vector<std::byte> payload(kPayload);
   pair.two.hosts[1].endpoint->stop();  // reads no more
   const auto send = [&] {
-    alignas(64) const std::array<std::byte, kSlotHeader> header{};
-    const WaitLimits limits{&pair.two.hosts[0].arena->header().abort_state, Deadline(0.5), {}};
-    for (;;)
-      pair.two.hosts[0].endpoint->send({7, 0, 1}, kMaxSlots + pair.number++, {header, payload},
-                                       limits);
+    for (pair.number = kMaxSlots;;) pair.send(payload, 0.5);
   };
   const std::string error = ERROR_OF(send());
   CHECK_CONTAINS(error, "process 1 has not taken all of what process 0 sent");
@@ -278,8 +265,7 @@ TEST(a_killed_process_with_stripes_on_their_way) {
           run_case(*end, {.count = 500'000, .seed = i});
         }
       });
-  for (const int rank : {0, 1, 2})
-    CHECK_CONTAINS(outcomes[static_cast<std::size_t>(rank)].error, "process 3 ");
+  for (const std::size_t rank : {0, 1, 2}) CHECK_CONTAINS(outcomes[rank].error, "process 3 ");
 }
 
 }  // namespace lockstep::testing::striped_connections

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -141,12 +140,7 @@ TEST(parts_that_break_the_rules) {
     to.begin(0, 0);
     to.begin(0, 1);
     const auto bytes = static_cast<std::ptrdiff_t>(Receiver::bytes(part)) + more;
-    try {
-      to.channels.room(part, static_cast<std::size_t>(bytes));
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return error_or_none([&] { to.channels.room(part, static_cast<std::size_t>(bytes)); });
   };
   const auto part = Receiver::part;
   CHECK_EQUAL(error_of(part(0, 2)), "");
@@ -250,7 +244,7 @@ TEST(withdrawing_is_not_kept_waiting) {
   to.channels.post_receive(kChannel, kMaxSlots, place);
   for (const std::uint32_t stripe : {0, 1, 2}) to.begin(0, stripe);
   std::atomic<bool> over{false};
-  std::vector<std::thread> readers;
+  std::vector<std::jthread> readers;
   for (const std::uint32_t stripe : {0, 1, 2})
     readers.emplace_back([&, stripe] {
       while (!over) {
@@ -260,7 +254,6 @@ TEST(withdrawing_is_not_kept_waiting) {
     });
   to.channels.withdraw(kChannel);
   over = true;
-  for (std::thread& reader : readers) reader.join();
 }
 
 }  // namespace lockstep::testing::stripes

@@ -1,15 +1,13 @@
 // Encrypted connections: what is sent comes out of them, and how they end.
 #include "transport/tcp/tls.h"
 
-#include "base/error.h"
 #include "check.h"
 #include "tls_wires.h"
 
 namespace lockstep::testing::tls {
 
 TEST(one_key_opens_a_connection_both_ways) {
-  Pair pair;
-  pair.shake();
+  Shaken<Pair> pair;
   CHECK_EQUAL(pair.client.problem() + pair.server.problem(), "");
   CHECK(pair.open());
   CHECK_EQUAL(received(pair.server), "");
@@ -23,8 +21,7 @@ TEST(keys_of_every_length) {
   shared();
   for (const std::size_t length : {Tls::kMinKeyBytes, std::size_t{33}, Tls::kMaxKeyBytes}) {
     const Tls tls(library(), random_bytes(length, 5));
-    Pair pair(tls, tls);
-    pair.shake();
+    Shaken<Pair> pair(tls, tls);
     CHECK(pair.open());
     say(pair.client, "hello");
     CHECK_EQUAL(received(pair.server), "hello");
@@ -32,8 +29,7 @@ TEST(keys_of_every_length) {
 }
 
 TEST(what_passes_is_not_readable) {
-  Tapped tapped;
-  tapped.shake();
+  Shaken<Tapped> tapped;
   CHECK(tapped.at_server == Result::kDone);
   const std::string secret(100, 's');
   say(tapped.client, secret);
@@ -64,8 +60,7 @@ TEST(every_session_exchanges_keys_of_its_own) {
   constexpr unsigned kPreSharedKey = 41, kKeyShare = 51;
   std::string seen;
   for (int i = 0; i < 2; ++i) {
-    Tapped tapped;
-    tapped.shake();
+    Shaken<Tapped> tapped;
     CHECK(tapped.at_server == Result::kDone);
     CHECK_EQUAL(extension(tapped.answered, kPreSharedKey).size(), 2U);
     const std::string share = extension(tapped.answered, kKeyShare);
@@ -99,8 +94,7 @@ TEST(much_with_many_new_keys) {
 }
 
 TEST(a_write_takes_what_goes_out_at_once) {
-  Pair pair;
-  pair.shake();
+  Shaken<Pair> pair;
   const Bytes bytes = random_bytes(100000, 4);
   std::size_t moved = 0;
   CHECK(pair.client.write(bytes, moved) == Result::kDone);
@@ -109,8 +103,7 @@ TEST(a_write_takes_what_goes_out_at_once) {
 }
 
 TEST(a_head_and_a_body_of_any_sizes) {
-  Pair pair;
-  pair.shake();
+  Shaken<Pair> pair;
   for (const std::size_t head : {0, 1, 100, 16383, 16384, 16385, 40000})
     for (const std::size_t body : {0, 1, 16284, 16384, 33000}) {
       const Bytes bytes = random_bytes(head + body, head + body);
@@ -128,41 +121,26 @@ TEST(a_head_and_a_body_of_any_sizes) {
 // record and many sizes of records, some come when there is no room.
 TEST(two_ends_that_cannot_write_can_read) {
   for (std::size_t size = 1; size < 1000; size += 20) {
-    const Wire wire = local_wire(4096);
-    Tls::Session client(shared(), wire.a->fd(), Side::kClient, 1);
-    Tls::Session server(shared(), wire.b->fd(), Side::kServer, 1);
-    for (int i = 0; i < 6; ++i) {
-      client.handshake();
-      server.handshake();
-    }
+    Shaken<Pair> pair(local_wire(4096), 1, 1);
     Bytes bytes(size);
     std::size_t moved = 0;
-    for (Tls::Session* session : {&client, &server}) {
+    for (Tls::Session* session : {&pair.client, &pair.server}) {
       while (session->write(bytes, moved) == Result::kDone) continue;
       CHECK(session->write(bytes, moved) == Result::kWantsWrite);
     }
-    CHECK(client.read(bytes, moved) == Result::kDone);
-    CHECK(server.read(bytes, moved) == Result::kDone);
+    CHECK(pair.client.read(bytes, moved) == Result::kDone);
+    CHECK(pair.server.read(bytes, moved) == Result::kDone);
   }
 }
 
 // The message about a new key makes what passes longer.
 TEST(a_new_key_after_as_many_records_as_asked_for) {
-  Wire wire = local_wire();
-  Tls::Session client(shared(), wire.a->fd(), Side::kClient, 3);
-  Tls::Session server(shared(), wire.b->fd(), Side::kServer);
-  for (int i = 0; i < kRounds; ++i) {
-    client.handshake();
-    server.handshake();
-  }
+  Shaken<Pair> pair(local_wire(), 3, Tls::Session::kRecordsPerKey);
   std::vector<std::size_t> sizes;
   for (int i = 0; i < 8; ++i) {
-    say(client, "x");
-    Bytes seen(1000);
-    const ssize_t size = recv(wire.b->fd(), seen.data(), seen.size(), MSG_PEEK);
-    CHECK(size > 0);
-    sizes.push_back(static_cast<std::size_t>(size));
-    CHECK_EQUAL(received(server), "x");
+    say(pair.client, "x");
+    sizes.push_back(bytes_on(*pair.wire.b));
+    CHECK_EQUAL(received(pair.server), "x");
   }
   for (std::size_t i = 0; i < sizes.size(); ++i)
     i == 3 || i == 6 ? CHECK(sizes[i] > sizes[0]) : CHECK_EQUAL(sizes[i], sizes[0]);
@@ -176,8 +154,7 @@ TEST(many_threads_make_sessions) {
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&] {
       for (int j = 0; j < 5; ++j) {
-        Pair pair;
-        pair.shake();
+        Shaken<Pair> pair;
         open += pair.open();
       }
     });
@@ -186,8 +163,7 @@ TEST(many_threads_make_sessions) {
 }
 
 TEST(an_orderly_end) {
-  Pair pair;
-  pair.shake();
+  Shaken<Pair> pair;
   say(pair.client, "last");
   CHECK(pair.client.close() == Result::kDone);
   CHECK_EQUAL(received(pair.server), "last");
@@ -196,8 +172,7 @@ TEST(an_orderly_end) {
 }
 
 TEST(an_end_without_a_close) {
-  Pair pair;
-  pair.shake();
+  Shaken<Pair> pair;
   say(pair.client, "last");
   pair.wire.a->end();
   CHECK_EQUAL(received(pair.server), "last");
@@ -209,8 +184,7 @@ TEST(an_end_without_a_close) {
 
 TEST(a_cut_in_the_middle_of_a_message) {
   for (const std::size_t kept : {std::size_t{1}, std::size_t{5}, std::size_t{500}}) {
-    Tapped tapped;
-    tapped.shake();
+    Shaken<Tapped> tapped;
     say(tapped.client, std::string(1000, 'x'));
     const Bytes message = tapped.near.b->take();
     CHECK(message.size() > 1000);

@@ -1,6 +1,5 @@
 // Encrypted connections under attack: which peers may have one, and that nothing but what was sent
 // comes out of it.
-#include "base/error.h"
 #include "check.h"
 #include "openssl_peer.h"
 #include "tls_wires.h"
@@ -9,8 +8,7 @@
 namespace lockstep::testing::tls_attacks {
 
 TEST(another_key_is_refused_by_both) {
-  Pair pair(shared(), another());
-  pair.shake();
+  Shaken<Pair> pair(shared(), another());
   CHECK(pair.at_client == Result::kFailed);
   CHECK(pair.at_server == Result::kFailed);
   CHECK_CONTAINS(pair.client.problem(), "do not have the same key", "alert");
@@ -35,8 +33,7 @@ TEST(a_key_that_differs_in_one_bit_or_goes_on) {
   longer.push_back(std::byte{0});
   for (const Bytes& other : {flipped, longer}) {
     const Tls tls(library(), other);
-    Pair pair(tls, shared());
-    pair.shake();
+    Shaken<Pair> pair(tls, shared());
     CHECK(pair.at_client == Result::kFailed);
     CHECK(pair.at_server == Result::kFailed);
   }
@@ -107,8 +104,7 @@ std::vector<std::size_t> protected_bits(const Bytes& stream) {
 }
 
 TEST(a_changed_bit_spoils_the_handshake) {
-  Tapped untouched;
-  untouched.shake();
+  Shaken<Tapped> untouched;
   CHECK(untouched.at_client == Result::kDone && untouched.at_server == Result::kDone);
   std::mt19937_64 random(3);
   for (const bool to_server : {true, false}) {
@@ -126,8 +122,7 @@ TEST(a_changed_bit_spoils_the_handshake) {
 
 TEST(a_changed_bit_spoils_the_data) {
   for (std::size_t bit = 0; bit < 35 * 8; bit += 3) {
-    Tapped tapped;
-    tapped.shake();
+    Shaken<Tapped> tapped;
     CHECK(tapped.at_server == Result::kDone);
     tapped.flip_sent = tapped.sent.size() * 8 + bit;
     say(tapped.client, "thirteen byte");
@@ -140,8 +135,7 @@ TEST(a_changed_bit_spoils_the_data) {
 }
 
 TEST(a_recorded_conversation_is_refused) {
-  Tapped first;
-  first.shake();
+  Shaken<Tapped> first;
   say(first.client, "transfer");
   first.relay();
   CHECK_EQUAL(received(first.server), "transfer");
@@ -158,8 +152,7 @@ TEST(a_recorded_conversation_is_refused) {
 
 // Within one conversation.
 TEST(a_repeated_message_is_refused) {
-  Tapped tapped;
-  tapped.shake();
+  Shaken<Tapped> tapped;
   const std::size_t start = tapped.sent.size();
   say(tapped.client, "once");
   tapped.relay();
@@ -173,8 +166,7 @@ TEST(a_repeated_message_is_refused) {
 // A man in the middle cannot strip the encryption once the ends have met.
 TEST(plain_text_after_the_handshake_is_refused) {
   for (const bool to_server : {true, false}) {
-    Tapped tapped;
-    tapped.shake();
+    Shaken<Tapped> tapped;
     CHECK(tapped.at_client == Result::kDone && tapped.at_server == Result::kDone);
     Tls::Session& victim = to_server ? tapped.server : tapped.client;
     (to_server ? *tapped.far.a : *tapped.near.b).put(Bytes(4096, std::byte{1}));

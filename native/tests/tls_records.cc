@@ -13,14 +13,6 @@ namespace lockstep::testing::tls_records {
 
 using records::ContentType;
 
-Bytes unhex(std::string_view digits) {
-  Bytes bytes;
-  for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
-    bytes.push_back(
-        static_cast<std::byte>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16)));
-  return bytes;
-}
-
 SecretBytes secret_of(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
 
 std::string opened(records::Opener& opener, Bytes record) {
@@ -34,8 +26,9 @@ std::string opened(records::Opener& opener, Bytes record) {
 
 // RFC 8448, section 3: what the client sends after the handshake.
 TEST(the_record_of_the_standard_s_example) {
-  const Bytes secret = unhex("9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5");
-  const Bytes record = unhex(
+  const Bytes secret =
+      unhex<Bytes>("9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5");
+  const Bytes record = unhex<Bytes>(
       "1703030043a23f7054b62c94d0affafe8228ba55cbefacea42f914aa66bcab3f2b9819a8a5b46b395bd54a9a2044"
       "1e2b62974e1f5a6292a2977014bd1e3deae63aeebb21694915e4");
   Bytes content;
@@ -91,9 +84,7 @@ TEST(a_library_by_its_path) {
   const OpenSsl by_path{openssl::Library(path)};
   CHECK(by_path.crypt == api().crypt);
   const Tls tls(path, random_bytes(32, 1));
-  Pair pair(tls, shared());
-  pair.shake();
-  CHECK(pair.open());
+  CHECK(Shaken<Pair>(tls, shared()).open());
 }
 
 // Reads with a destination of any size until nothing comes any more.
@@ -110,8 +101,7 @@ TEST(openssl_reads_what_a_session_writes) {
   std::mt19937_64 random(1);
   for (const bool openssl_serves : {false, true})
     for (const std::uint32_t records_per_key : {1000000U, 3U, 1U}) {
-      Mixed mixed(openssl_serves, records_per_key);
-      mixed.shake();
+      Shaken<Mixed> mixed(openssl_serves, records_per_key);
       for (int i = 0; i < 60; ++i) {
         const std::size_t head = i % 3 ? random() % 200 : 0, body = random() % 40000;
         const Bytes bytes = random_bytes(head + body, random());
@@ -128,8 +118,7 @@ TEST(openssl_reads_what_a_session_writes) {
 TEST(a_session_reads_what_openssl_writes) {
   std::mt19937_64 random(2);
   for (const bool openssl_serves : {false, true}) {
-    Mixed mixed(openssl_serves);
-    mixed.shake();
+    Shaken<Mixed> mixed(openssl_serves);
     for (int i = 0; i < 60; ++i) {
       const Bytes bytes = random_bytes(random() % 50000, random());
       mixed.peer.write(bytes);
@@ -143,17 +132,10 @@ TEST(a_session_reads_what_openssl_writes) {
 // A message about a new key has 5 bytes.
 constexpr std::size_t kKeyUpdateRecord = records::kOverhead + 5;
 
-std::size_t bytes_on(const Socket& socket) {
-  Bytes seen(100000);
-  const ssize_t size = recv(socket.fd(), seen.data(), seen.size(), MSG_PEEK);
-  return size > 0 ? static_cast<std::size_t>(size) : 0;
-}
-
 // The answer goes out while the session reads, and with a key that OpenSSL follows.
 TEST(openssl_asks_for_a_new_key) {
   for (const bool openssl_serves : {false, true}) {
-    Mixed mixed(openssl_serves);
-    mixed.shake();
+    Shaken<Mixed> mixed(openssl_serves);
     for (int i = 0; i < 3; ++i) {
       for (int j = 0; j <= i; ++j) mixed.peer.take_new_key(true);
       mixed.peer.write(bytes_of("with a new key"));
@@ -169,13 +151,8 @@ TEST(openssl_asks_for_a_new_key) {
 
 // An answer that cannot go out while a write is unfinished follows it.
 TEST(an_answer_waits_for_an_unfinished_write) {
-  const Wire wire = local_wire(4096);
-  Tls::Session session(shared(), wire.a->fd(), Side::kClient);
-  OpenSslPeer peer(true, wire.b->fd());
-  for (int i = 0; i < kRounds; ++i) {
-    session.handshake();
-    peer.shake();
-  }
+  Shaken<Mixed> mixed(true, 1000000, 4096);
+  auto& [wire, session, peer] = mixed;
   const Bytes bytes = random_bytes(60000, 3);
   std::size_t moved = 0;
   CHECK(session.write(bytes, moved) == Result::kWantsWrite);
@@ -195,8 +172,7 @@ TEST(an_answer_waits_for_an_unfinished_write) {
 
 TEST(both_understand_the_closing_message) {
   for (const bool openssl_serves : {false, true}) {
-    Mixed ours(openssl_serves);
-    ours.shake();
+    Shaken<Mixed> ours(openssl_serves);
     say(ours.session, "last");
     CHECK(ours.session.close() == Result::kDone);
     CHECK(ours.session.close() == Result::kDone);
@@ -205,8 +181,7 @@ TEST(both_understand_the_closing_message) {
     CHECK(ours.wire.b->take().empty());
     std::size_t moved = 0;
     CHECK(ours.session.write(bytes_of("more"), moved) == Result::kFailed);
-    Mixed theirs(openssl_serves);
-    theirs.shake();
+    Shaken<Mixed> theirs(openssl_serves);
     theirs.peer.write(bytes_of("last"));
     theirs.peer.close();
     CHECK_EQUAL(received(theirs.session), "last");
@@ -244,8 +219,7 @@ TEST(a_large_body_has_records_of_its_own) {
   for (const Case& one : {Case{96, 8191, {8287}}, Case{96, 8192, {96, 8192}}, Case{96, 0, {96}},
                           Case{96, 2 * full + 1, {96, full, full, 1}},
                           Case{full + 1, 10, {full, 11}}, Case{full + 1, 9000, {full, 1, 9000}}}) {
-    Pair pair;
-    pair.shake();
+    Shaken<Pair> pair;
     const Bytes head(one.head), body(one.body);
     std::size_t moved = 0;
     CHECK(pair.client.write(head, body, moved) == Result::kDone);
@@ -257,31 +231,24 @@ TEST(a_large_body_has_records_of_its_own) {
 TEST(any_sizes_in_any_parts) {
   std::mt19937_64 random(4);
   for (int round = 0; round < 20; ++round) {
-    Wire near = local_wire(), far = local_wire();
-    Tls::Session client(shared(), near.a->fd(), Side::kClient, 1 + random() % 5);
-    Tls::Session server(shared(), far.b->fd(), Side::kServer);
-    for (int i = 0; i < 6; ++i) {
-      client.handshake();
-      if (const Bytes bytes = near.b->take(); !bytes.empty()) far.a->put(bytes);
-      server.handshake();
-      if (const Bytes bytes = far.a->take(); !bytes.empty()) near.b->put(bytes);
-    }
+    Shaken<Tapped> tapped(1 + random() % 5);
     std::string sent, received;
     for (int i = 0; i < 20; ++i) {
       const Bytes bytes = random_bytes(random() % 30000, random());
       const auto head = std::span(bytes).first(random() % (bytes.size() + 1));
       std::size_t moved = 0;
-      CHECK(client.write(head, std::span(bytes).subspan(head.size()), moved) == Result::kDone);
+      CHECK(tapped.client.write(head, std::span(bytes).subspan(head.size()), moved) ==
+            Result::kDone);
       sent += shown(std::span(bytes).first(moved));
-      const Bytes passed = near.b->take();
+      const Bytes passed = tapped.near.b->take();
       for (std::span<const std::byte> left(passed); !left.empty();) {
         const std::size_t part = 1 + random() % (random() % 2 ? 50 : left.size());
-        far.a->put(left.first(std::min(part, left.size())));
+        tapped.far.a->put(left.first(std::min(part, left.size())));
         left = left.subspan(std::min(part, left.size()));
-        received += heard_in_parts(server, random);
+        received += heard_in_parts(tapped.server, random);
       }
     }
-    CHECK_EQUAL(server.problem(), "");
+    CHECK_EQUAL(tapped.server.problem(), "");
     CHECK(received == sent);
   }
 }

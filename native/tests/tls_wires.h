@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -22,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include "base/descriptor.h"
 #include "check.h"
 #include "transport/tcp/tls.h"
 
@@ -70,24 +69,21 @@ class Socket {
     CHECK(fd >= 0);
     CHECK_EQUAL(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
   }
-  ~Socket() { ::close(fd_); }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   void put(std::span<const std::byte> bytes) const {
-    CHECK_EQUAL(::write(fd_, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    CHECK_EQUAL(::write(fd(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
   }
   // What there is now.
   Bytes take() const {
     Bytes all, part(65536);
-    for (ssize_t n; (n = ::read(fd_, part.data(), part.size())) > 0;)
+    for (ssize_t n; (n = ::read(fd(), part.data(), part.size())) > 0;)
       all.insert(all.end(), part.begin(), part.begin() + n);
     return all;
   }
-  void end() const { shutdown(fd_, SHUT_WR); }
+  void end() const { shutdown(fd(), SHUT_WR); }
 
  private:
-  int fd_;
+  const Descriptor fd_;
 };
 
 struct Wire {
@@ -120,6 +116,13 @@ inline Wire loopback_wire() {
   return wire;
 }
 
+// How many bytes have come, and stay there.
+inline std::size_t bytes_on(const Socket& socket) {
+  Bytes seen(100000);
+  const ssize_t size = recv(socket.fd(), seen.data(), seen.size(), MSG_PEEK);
+  return size > 0 ? static_cast<std::size_t>(size) : 0;
+}
+
 inline bool over(Result result) { return result == Result::kClosed || result == Result::kFailed; }
 
 inline std::string shown(std::span<const std::byte> bytes) {
@@ -131,17 +134,17 @@ inline Bytes bytes_of(const std::string& text) {
   return {start, start + text.size()};
 }
 
-// Everything that can be read now.
-inline std::string received(Tls::Session& session) {
+// Everything that can be read now, in parts of `most` bytes.
+inline std::string received(Session& session, std::size_t most = 1000) {
   std::string text;
-  Bytes part(1000);
+  Bytes part(most);
   std::size_t moved = 0;
   while (session.read(part, moved) == Result::kDone) text += shown({part.data(), moved});
   CHECK_EQUAL(moved, 0U);
   return text;
 }
 
-inline void say(Tls::Session& session, const std::string& text) {
+inline void say(Session& session, const std::string& text) {
   std::size_t moved = 0;
   CHECK(session.write(bytes_of(text), moved) == Result::kDone);
   CHECK_EQUAL(moved, text.size());
@@ -153,6 +156,11 @@ struct Pair {
       : wire(local_wire()),
         client(client_tls, wire.a->fd(), Side::kClient),
         server(server_tls, wire.b->fd(), Side::kServer) {}
+  // With a new key after so many records of each.
+  Pair(Wire given, std::uint32_t of_client, std::uint32_t of_server)
+      : wire(std::move(given)),
+        client(shared(), wire.a->fd(), Side::kClient, of_client),
+        server(shared(), wire.b->fd(), Side::kServer, of_server) {}
 
   void shake() {
     for (int i = 0; i < kRounds; ++i) {
@@ -169,10 +177,10 @@ struct Pair {
 
 // Both ends in one thread, and a man in the middle that keeps and may change what passes.
 struct Tapped {
-  Tapped()
+  explicit Tapped(std::uint32_t records_per_key = Tls::Session::kRecordsPerKey)
       : near(local_wire()),
         far(local_wire()),
-        client(shared(), near.a->fd(), Side::kClient),
+        client(shared(), near.a->fd(), Side::kClient, records_per_key),
         server(shared(), far.b->fd(), Side::kServer) {}
 
   void pass(const Socket& from, const Socket& to, Bytes& seen, std::size_t flip) const {
@@ -201,6 +209,15 @@ struct Tapped {
   Result at_client = Result::kWantsRead, at_server = Result::kWantsRead;
   Bytes sent, answered;                                // the client's bytes, the server's
   std::size_t flip_sent = ~0UL, flip_answered = ~0UL;  // bits
+};
+
+// One of these whose ends have tried the handshake: it may have failed.
+template <typename Ends>
+struct Shaken : Ends {
+  template <typename... Arguments>
+  explicit Shaken(Arguments&&... arguments) : Ends(std::forward<Arguments>(arguments)...) {
+    this->shake();
+  }
 };
 
 // A thread's end of a connection, with a deadline.

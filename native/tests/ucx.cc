@@ -3,7 +3,6 @@
 // run over UCX as well, with the same variable.
 #include <dlfcn.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -18,12 +17,15 @@
 
 namespace lockstep::testing::ucx {
 
-const ChannelId kChannel{7, 2, 1};
+// A test that needs UCX.
+#define UCX_TEST(NAME)                               \
+  static void NAME##_over_ucx();                     \
+  TEST(NAME) {                                       \
+    if (!ucx_libraries().empty()) NAME##_over_ucx(); \
+  }                                                  \
+  static void NAME##_over_ucx()
 
-std::vector<std::string> ucx_libraries() {
-  const char* name = std::getenv("LOCKSTEP_TEST_UCX");
-  return name == nullptr ? std::vector<std::string>() : std::vector<std::string>{name};
-}
+const ChannelId kChannel{7, 2, 1};
 
 void arrive(UcxChannels& channels, std::uint32_t number) {
   std::byte* to = channels.room(kChannel, number, kSlotHeader);
@@ -126,26 +128,20 @@ std::vector<std::byte> what_ucx_may_change() {
 }
 
 // In a child, where it has not been loaded before.
-TEST(loading_leaves_signals_and_the_c_library_alone) {
-  if (ucx_libraries().empty()) return;
-  const pid_t child = fork();
-  if (child == 0) {
+UCX_TEST(loading_leaves_signals_and_the_c_library_alone) {
+  run_in_child([] {
     const auto before = what_ucx_may_change();
     const ucp::Library library(ucx_libraries());
     const UcxWorker worker(library, 2);
-    const bool same = what_ucx_may_change() == before;
-    _exit(same && getenv("UCX_HANDLE_ERRORS") == nullptr ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  CHECK_EQUAL(status, 0);
+    CHECK(what_ucx_may_change() == before);
+    CHECK(getenv("UCX_HANDLE_ERRORS") == nullptr);
+  });
 }
 
 // The scheduler of a busy machine may stop it: what it was sent before must still come. The test is
 // the first one, because UCX does not work in a child of a process that has used it, and keeps a
 // worker.
-TEST(a_process_that_is_stopped_while_another_one_ends) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(a_process_that_is_stopped_while_another_one_ends) {
   for (const bool connected : {true, false})
     run_healthy(layout("2x1"), {.harness = Harness::kHosts}, [&](Rank& rank) {
       const auto end = rank.all();
@@ -167,11 +163,10 @@ std::size_t timers_of_this_process() {
 }
 
 // UCX takes the time of its keepalive from a timer.
-TEST(no_keepalive_of_ucx) {
-  if (ucx_libraries().empty() || getenv("UCX_KEEPALIVE_INTERVAL") != nullptr) return;
+UCX_TEST(no_keepalive_of_ucx) {
+  if (getenv("UCX_KEEPALIVE_INTERVAL") != nullptr) return;
   run_healthy(layout("2x1"), {.harness = Harness::kHosts}, [&](Rank& rank) {
-    const auto end = rank.all();
-    run_case(*end, {.count = 10, .seed = 1});
+    const auto end = all_started(rank);
     CHECK_EQUAL(timers_of_this_process(), 0u);
   });
 }
@@ -195,9 +190,7 @@ struct TwoOverUcx {
       ucx[i] = make_ucx(i, hosts[i], wake_up);
       hosts[i].companion = ucx[i].get();
     }
-    std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
-    hosts[0].join(0, hosts[1].listener.address);
-    other.join();
+    join_each_other(hosts);
     for (int i = 0; i < 2; ++i) {
       tcp[i] = std::make_unique<TcpTransport>(*hosts[i].endpoint, *hosts[i].endpoint, abort, 20,
                                               wake_up);
@@ -230,8 +223,7 @@ struct Ends {
   }
 };
 
-TEST(messages_and_releases) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(messages_and_releases) {
   TwoOverUcx two;
   Ends ends(two, 7);
   for (std::uint32_t number = 0; number < 10; ++number) ends.exchange(number);
@@ -239,8 +231,7 @@ TEST(messages_and_releases) {
   CHECK(two.healthy());
 }
 
-TEST(a_process_has_left_when_its_messages_are_there) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(a_process_has_left_when_its_messages_are_there) {
   TwoOverUcx two;
   Ring& from = two.rings.emplace_back();
   const auto send = two.ucx[0]->open({5, 3, 1}, from.send_ring());
@@ -258,8 +249,7 @@ TEST(a_process_has_left_when_its_messages_are_there) {
 }
 
 // Whose messages are over may still send some by its other transport, or be broken.
-TEST(a_count_that_is_not_reached_is_no_leave) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(a_count_that_is_not_reached_is_no_leave) {
   TwoOverUcx two;
   two.ucx[1]->left(0, 1);
   CHECK_EQUAL(two.ucx[1]->has_left(0)->load(), 0u);
@@ -267,19 +257,16 @@ TEST(a_count_that_is_not_reached_is_no_leave) {
   eventually([&] { return two.ucx[1]->has_left(0)->load() != 0; }, "word that it has left");
 }
 
-TEST(messages_that_do_not_come_after_their_process_has_left) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(messages_that_do_not_come_after_their_process_has_left) {
   TwoOverUcx two;
   two.ucx[1]->left(0, 3);
   Ends(two, 7).exchange(0);
-  eventually([&] { return two.hosts[1].arena->aborted(); }, "the end of the job");
-  CHECK_CONTAINS(two.hosts[1].arena->abort_text(),
+  CHECK_CONTAINS(failure_of(*two.hosts[1].arena),
                  "process 0 has ended, and of its 3 messages to process 1 over UCX, 2 do not come",
                  "UCX_NET_DEVICES");
 }
 
-TEST(what_is_in_flight) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(what_is_in_flight) {
   TwoOverUcx two;
   Ends(two, 7).exchange(0);
   CHECK_CONTAINS(two.ucx[0]->in_flight(1), "of 1 to it, 0 are still being sent");
@@ -291,8 +278,8 @@ TEST(the_network_of_a_socket) {
   CHECK_EQUAL(ucp::device_of(-1), "");
 }
 
-TEST(an_old_ucx_gets_one_network) {
-  if (ucx_libraries().empty() || std::getenv("UCX_NET_DEVICES") != nullptr) return;
+UCX_TEST(an_old_ucx_gets_one_network) {
+  if (std::getenv("UCX_NET_DEVICES") != nullptr) return;
   const ucp::Library library(ucx_libraries());
   const Listener listener = listen_anywhere();
   const ucp::Devices devices = ucp::choose_devices(library, listener.fd.get());
@@ -306,8 +293,7 @@ TEST(an_old_ucx_gets_one_network) {
   CHECK_EQUAL(given.chosen + given.warning, "");
 }
 
-TEST(a_message_without_the_secret_is_dropped) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(a_message_without_the_secret_is_dropped) {
   TwoOverUcx two;
   // A stranger that knows where process 1 listens.
   std::vector<std::byte> greeting = two.ucx[1]->greeting();
@@ -339,8 +325,7 @@ TEST(a_message_without_the_secret_is_dropped) {
   CHECK(two.healthy());
 }
 
-TEST(a_connection_that_ucx_alone_does_not_have) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(a_connection_that_ucx_alone_does_not_have) {
   TwoOverUcx two;
   const auto gone = make_ucx(1, two.hosts[1], two.wake_up)->greeting();
   two.ucx[0]->greeted(1, gone);
@@ -348,11 +333,7 @@ TEST(a_connection_that_ucx_alone_does_not_have) {
   const auto send = two.ucx[0]->open({7, 3, 1}, from.send_ring());
   std::string error;
   const auto fails = [&] {
-    try {
-      send->post_send(0, from.message(0, 6), nullptr);
-    } catch (const Error& thrown) {
-      error = thrown.what();
-    }
+    error = error_or_none([&] { send->post_send(0, from.message(0, 6), nullptr); });
     return !error.empty();
   };
   eventually(fails, "an error");
@@ -362,8 +343,7 @@ TEST(a_connection_that_ucx_alone_does_not_have) {
   eventually([&] { return two.hosts[0].arena->aborted(); }, "the end of the job");
 }
 
-TEST(a_process_that_sends_over_tcp) {
-  if (ucx_libraries().empty()) return;
+UCX_TEST(a_process_that_sends_over_tcp) {
   Host hosts[2];
   const WakeUp wake_up;
   const auto ucx = make_ucx(0, hosts[0], wake_up);

@@ -1,5 +1,4 @@
 // Our copies of UCX's structures against UCX's headers, where those are installed.
-#include "check.h"
 #include "transport/ucx/ucp.h"
 
 #if __has_include(<ucp/api/ucp.h>)

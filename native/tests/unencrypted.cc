@@ -1,10 +1,7 @@
 // Between hosts without encryption: the key is still proved, and everything else is as with it.
 #include "transport/tcp/unencrypted.h"
 
-#include <sys/socket.h>
-
 #include <string>
-#include <thread>
 
 #include "check.h"
 #include "harness.h"
@@ -13,14 +10,6 @@
 #include "tls_wires.h"
 
 namespace lockstep::testing::unencrypted {
-
-std::string received(Session& session, std::size_t most) {
-  std::string text;
-  Bytes part(most);
-  std::size_t moved = 0;
-  while (session.read(part, moved) == Result::kDone) text += shown({part.data(), moved});
-  return text;
-}
 
 TEST(parts_of_any_size_come_out_in_order) {
   const Wire wire = local_wire();
@@ -58,12 +47,12 @@ TEST(a_full_connection_takes_the_rest_later) {
 TEST(how_it_ends) {
   Wire wire = loopback_wire();
   UnencryptedSession from(wire.a->fd()), to(wire.b->fd());
-  std::size_t moved = 0;
-  CHECK(from.write(bytes_of("last"), moved) == Result::kDone);
+  say(from, "last");
   CHECK(from.close() == Result::kDone);
   std::string seen;
   eventually([&] { return (seen += received(to, 100)) == "last"; }, "the last bytes");
   Bytes room(1);
+  std::size_t moved = 0;
   eventually([&] { return to.read(room, moved) == Result::kClosed; }, "the end");
   CHECK_CONTAINS(to.problem(), "the other end closed the connection");
   CHECK(to.write(bytes_of("more"), moved) == Result::kClosed);
@@ -75,8 +64,7 @@ TEST(how_it_ends) {
 TEST(a_man_in_the_middle_reads_and_changes_what_passes) {
   const Wire near = local_wire(), far = local_wire();
   UnencryptedSession from(near.a->fd()), to(far.b->fd());
-  std::size_t moved = 0;
-  CHECK(from.write(bytes_of("pay 10"), moved) == Result::kDone);
+  say(from, "pay 10");
   Bytes seen = near.b->take();
   CHECK_EQUAL(shown(seen), "pay 10");
   seen[4] = std::byte{'9'};
