@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from lockstep._jax_compat import hooks
 from lockstep._jax_compat.settings import setting
 
 _SHARE = "jax_share_binary_between_hosts"
@@ -175,25 +176,16 @@ def _compiling(
     return compile_once
 
 
-class _AsProcess0:
+class _AsProcess0(hooks.InPlaceOf):
     """``jax._src.distributed`` for JAX's compiler, which writes the cache in process 0 alone."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._module, name)
+        value = super().__getattr__(name)
         return _State(value) if name == "global_state" and _thread.writes else value
 
 
-class _State:
+class _State(hooks.InPlaceOf):
     process_id = 0
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
 
 
 def _whole(put: Callable[..., None], suffix: str) -> Callable[..., None]:

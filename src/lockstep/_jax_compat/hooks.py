@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from lockstep import _config
 from lockstep._errors import ConfigError
@@ -67,6 +68,16 @@ def report_version() -> None:
 def _what_to_type() -> str:
     newest = versions.dotted(versions.NEWEST_TESTED_JAX)
     return f"Newest tested: jax {newest}; {versions.pin()}"
+
+
+class InPlaceOf:
+    """Takes the place of an object: what a subclass does not have is that of the object."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
 
 
 @functools.cache

@@ -125,24 +125,18 @@ class _Finder:
             _run(self._callback)
 
 
-class _Loader:
+class _Loader(hooks.InPlaceOf):
     """A module's own loader, from which the classes below differ in one thing each."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        return self._loader.create_module(spec)
+        return self._original.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
         # A later look at the module must not find this class in its loader's place.
-        module.__loader__ = self._loader
+        module.__loader__ = self._original
         if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+            module.__spec__.loader = self._original
+        self._original.exec_module(module)
 
 
 class _JaxLoader(_Loader):

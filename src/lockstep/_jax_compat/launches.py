@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from lockstep._jax_compat import hooks
+
 LAUNCHES = "launches of programs"
 LAUNCHES_LOST = (
     "over gloo and MPI, processes that launch different programs, or stop to launch, are not named."
@@ -97,19 +99,19 @@ def note_loaded(note: Callable[[Any, Sequence[Any]], None]) -> None:
     pxla.UnloadedMeshExecutable.load = loading
 
 
-class _Beside:
+class _Beside(hooks.InPlaceOf):
     """JAX's setting of what is called after each execution, which jax_debug_nans sets as well."""
 
     def __init__(self, state: Any, first: Callable[..., None]) -> None:
-        self._state = state
+        super().__init__(state)
         self._first = first
 
     def set_global(self, hook: Callable[..., None] | None) -> None:
-        self._state.set_global(self._both(hook))
+        self._original.set_global(self._both(hook))
 
     def set_local(self, hook: Callable[..., None] | None) -> None:
         # A thread's own None would hide what is set for all threads.
-        self._state.set_local(self._both(hook))
+        self._original.set_local(self._both(hook))
 
     def _both(self, hook: Callable[..., None] | None) -> Callable[..., None]:
         if hook is None:
@@ -120,9 +122,6 @@ class _Beside:
             hook(*args)
 
         return both
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
 
 
 def launched_by(frame: FrameType) -> Any:

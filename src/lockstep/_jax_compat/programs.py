@@ -102,20 +102,17 @@ def before_executions(watch: Callable[[Any, str], Callable[[Sequence[Any]], None
     _disable_fast_path(pxla)
 
 
-class _Watched:
+class _Watched(hooks.InPlaceOf):
     """What makes the arguments of a program out of those of a call, and passes them on."""
 
     def __init__(self, handler: Any, before: Callable[[Sequence[Any]], None]) -> None:
-        self._handler = handler
+        super().__init__(handler)
         self._before = before
 
     def __call__(self, given: Any) -> Any:
-        arguments = self._handler(given)
+        arguments = self._original(given)
         self._before(arguments)
         return arguments
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handler, name)
 
 
 def around_compilations(

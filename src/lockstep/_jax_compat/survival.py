@@ -56,14 +56,12 @@ class _Asked(NamedTuple):
     seconds: int | None = None
 
 
-class _Instead:
+class _Instead(hooks.InPlaceOf):
     """A module with some of its names replaced, for one other module that uses it."""
 
     def __init__(self, module: Any, **names: Any) -> None:
-        self.__dict__.update(names, _module=module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        super().__init__(module)
+        self.__dict__.update(names)
 
 
 def survive_dead_peers(calls: Survival) -> None:
