@@ -127,8 +127,8 @@ def bruck_all_gather(hosts: int, size: float) -> Counts:
     return Counts(log2_up(hosts), log2_up(hosts), (hosts - 1) * size)
 
 
-def pairwise_all_gather(hosts: int, size: float) -> Counts:
-    """``size`` bytes of each host, to all others at once."""
+def pairwise(hosts: int, size: float) -> Counts:
+    """``size`` bytes of each host to each other one, at once: an all-gather, or an all-to-all."""
     return Counts(1, hosts - 1, (hosts - 1) * size)
 
 
@@ -145,22 +145,17 @@ def bruck_all_to_all(hosts: int, size: float) -> Counts:
     return Counts(log2_up(hosts), log2_up(hosts), moves * size)
 
 
-def pairwise_all_to_all(hosts: int, size: float) -> Counts:
-    """``size`` bytes from each host to each, at once."""
-    return Counts(1, hosts - 1, (hosts - 1) * size)
-
-
 ALGORITHMS: dict[tuple[str, str], Callable[[int, float], Counts]] = {
     ("all-reduce", "recursive-doubling"): recursive_doubling,
     ("all-reduce", "halving-doubling"): halving_doubling,
     ("all-reduce", "direct"): direct,
     ("all-reduce", "ring"): ring,
     ("all-gather", "bruck"): bruck_all_gather,
-    ("all-gather", "pairwise"): pairwise_all_gather,
+    ("all-gather", "pairwise"): pairwise,
     ("reduce-scatter", "recursive-doubling"): recursive_doubling,
     ("reduce-scatter", "pairwise"): pairwise_reduce_scatter,
     ("all-to-all", "bruck"): bruck_all_to_all,
-    ("all-to-all", "pairwise"): pairwise_all_to_all,
+    ("all-to-all", "pairwise"): pairwise,
     ("collective-permute", "pairwise"): lambda hosts, size: Counts(1, 1, size),
 }
 """(operation, name) -> counts from the number of hosts and the bytes named in its description."""
