@@ -40,33 +40,14 @@ def describe(python: str) -> tuple[str, bool]:
         return version, data.find(ALGORITHM) >= 0
 
 
-def limiter(folder: Path) -> Path:
-    library = folder / "limited_connections.so"
-    source = HERE / "limited_connections.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
-    return library
-
-
-def count(python: str, rate: int, library: Path, args: argparse.Namespace) -> tuple[int, int]:
+def count(python: str, rate: int, folder: Path, args: argparse.Namespace) -> tuple[int, int]:
     """Wrong results and all results of one job, on the process that saw more wrong ones."""
-    program = [HERE / "gloo_reduce_scatter.py", "--dtype", "float64", "--mib", args.mib]
-    words = [python, "-c", stock_job.PROCESS, *program, "--executions", str(args.executions)]
-    address = f"127.0.0.1:{stock_job.free_port()}"
-    slow = {"LD_PRELOAD": str(library), "CONNECTION_BYTES_PER_SECOND": str(rate * 10**6)}
-    common = {"JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+    program = [str(HERE / "gloo_reduce_scatter.py"), "--dtype", "float64", "--mib", args.mib]
+    program += ["--executions", str(args.executions)]
+    place = f"127.0.0.1:{stock_job.free_port()} 2"
+    slow = stock_job.limited_connections(rate * 10**6, folder) if rate else {}
     running = [
-        subprocess.Popen(
-            words,
-            env={
-                **os.environ,
-                **common,
-                **(slow if process and rate else {}),
-                "STOCK_JOB": f"{address} 2 {process}",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        stock_job.start(f"{place} {process}", program, python, **(slow if process else {}))
         for process in range(2)
     ]
     try:
@@ -96,10 +77,9 @@ def main() -> None:
     total: dict[tuple[str, int], list[int]] = collections.defaultdict(lambda: [0, 0])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        library = limiter(Path(folder))
         for rate in args.rates * args.rounds:
             for python, (version, _) in described.items():
-                wrong, results = count(python, rate, library, args)
+                wrong, results = count(python, rate, Path(folder), args)
                 total[version, rate][0] += wrong
                 total[version, rate][1] += results
                 rows.append({"jaxlib": version, "rate": rate, "wrong": wrong, "results": results})

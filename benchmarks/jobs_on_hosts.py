@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
-import os
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from lockstep.bench.job import BenchJob, JobSpec
 from lockstep.bench.runner import Jobs
+from stock_job import limited_connections
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOO = "gloo"
@@ -185,19 +185,6 @@ def stream_rate(hosts: Any) -> float:
         listener.communicate()
 
 
-def limited_connections(gbit: float, folder: Path) -> dict[str, str]:
-    """The variables that limit each connection of a process."""
-    library = folder / "limited_connections.so"
-    source = Path(__file__).with_name("limited_connections.c")
-    compiler = os.environ.get("CC", "cc")
-    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(command, check=True)
-    return {
-        "LD_PRELOAD": str(library),
-        "CONNECTION_BYTES_PER_SECOND": str(round(gbit * 1e9 / 8)),
-    }
-
-
 class Layouts:
     """The jobs of one layout on its hosts; `on_hosts` makes and ends them."""
 
@@ -209,9 +196,8 @@ class Layouts:
         self._hosts = hosts
         self._folder = folder
         self._mark = importlib.import_module("support").MARK
-        self._limit = (
-            limited_connections(options.connection_gbit, folder) if options.connection_gbit else {}
-        )
+        rate = round((options.connection_gbit or 0) * 1e9 / 8)
+        self._limit = limited_connections(rate, folder) if rate else {}
         self.links = Links(hosts, layout.hosts)
         self.stream_rate = stream_rate(hosts)
         self.running: dict[str, CountedJob] = {}

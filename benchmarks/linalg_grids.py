@@ -170,18 +170,8 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
     def cholesky(layout: str) -> Any:
         return lambda a: _triangular.factor_lower(a, plan(a, layout, True), False)
 
-    return {
-        ("potrf", "line"): potrf("line"),
-        ("potrf", "grid"): potrf("grid"),
-        ("cholesky", "line"): cholesky("line"),
-        ("cholesky", "grid"): cholesky("grid"),
-        ("getrf", "line"): getrf("line"),
-        ("getrf", "grid"): getrf("grid"),
-        ("ormtr", "line"): ormtr("line"),
-        ("ormtr", "grid"): ormtr("grid"),
-        ("qr", "line"): qr("line"),
-        ("qr", "grid"): qr("grid"),
-    }
+    routines = (potrf, cholesky, getrf, ormtr, qr)
+    return {(of.__name__, on): of(on) for of in routines for on in ("line", "grid")}
 
 
 def rows(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import IO
 
 PROCESS = """
@@ -37,7 +38,20 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def start(place: str, program: list[str]) -> subprocess.Popen[str]:
+def limited_connections(bytes_per_second: int, folder: Path) -> dict[str, str]:
+    """The variables that limit each connection of a process."""
+    library = folder / "limited_connections.so"
+    source = Path(__file__).with_name("limited_connections.c")
+    compiler = os.environ.get("CC", "cc")
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    return {"LD_PRELOAD": str(library), "CONNECTION_BYTES_PER_SECOND": str(bytes_per_second)}
+
+
+def start(
+    place: str, program: list[str], python: str = sys.executable, **more: str
+) -> subprocess.Popen[str]:
+    """One process of a job; ``more`` are variables for it alone."""
     variables = {
         "STOCK_JOB": place,
         "JAX_PLATFORMS": "cpu",
@@ -45,13 +59,13 @@ def start(place: str, program: list[str]) -> subprocess.Popen[str]:
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
     }
     return subprocess.Popen(
-        [sys.executable, "-c", PROCESS, *program],
+        [python, "-c", PROCESS, *program],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, **variables},
+        env={**os.environ, **variables, **more},
     )
 
 
