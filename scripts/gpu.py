@@ -96,21 +96,25 @@ def end(job: subprocess.Popen[Any]) -> None:
                 job.wait(_LEFT)
 
 
+def start(program: list[str], out: Any, **environ: str) -> subprocess.Popen[Any]:
+    """A job of two processes on the GPU; ``program``: options of the launcher may come first."""
+    launch = [sys.executable, "-m", "lockstep", "run", "-n", "2", "--platform", "cuda"]
+    return subprocess.Popen(
+        [*launch, "--oversubscribe", *program],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **GPU_MEMORY, **environ},
+    )
+
+
 def run(
     program: list[str], options: tuple[str, ...] = (), limit: float = 90, **environ: str
 ) -> dict[str, Any]:
-    """One job of two processes on the GPU: its status, its output and how long it took."""
-    launch = [sys.executable, "-m", "lockstep", "run", "-n", "2", "--platform", "cuda"]
-    command = [*launch, "--oversubscribe", *options, *program]
+    """Such a job: its status, its output and how long it took."""
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as out:
-        job = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **GPU_MEMORY, **environ},
-        )
+        job = start([*options, *program], out, **environ)
         try:
             status: int | str = job.wait(limit)
         except subprocess.TimeoutExpired:
@@ -235,15 +239,7 @@ def ask_ras(commands: str, timeout: float = 10) -> str:
 
 def ras() -> dict[str, Any]:
     """What NCCL's RAS port says of a job in which one process does not come to a collective."""
-    launch = [sys.executable, "-m", "lockstep", "run", "-n", "2", "--platform", "cuda"]
-    job = subprocess.Popen(
-        [*launch, "--oversubscribe", "--collective-timeout", "60", str(PROGRAMS), "sleep"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **GPU_MEMORY},
-    )
+    job = start(["--collective-timeout", "60", str(PROGRAMS), "sleep"], subprocess.DEVNULL)
     found: dict[str, Any] = {}
     try:
         time.sleep(15)
