@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import os
 import shlex
 import subprocess
 import sys
