@@ -23,7 +23,7 @@ ID = re.compile(r"`((?:native/)?tests/[\w/]+\.(?:py|cc))::(\w+)`")
 def names_in(path: str) -> set[str]:
     text = (ROOT / path).read_text()
     if path.endswith(".cc"):
-        return set(re.findall(r"^TEST\((\w+)\)", text, re.M))
+        return set(re.findall(r"^\w*TEST\((\w+)\)", text, re.M))
     return {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
 
 
