@@ -6,9 +6,14 @@ import os
 import selectors
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from hosts.quiet_loop import Loop
+from lockstep._config import Config
+from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.local_processes import LocalProcesses
 from lockstep.processes.pmi import Board, PmiServer
 
 
@@ -123,3 +128,15 @@ def test_a_process_that_never_ends_its_line_is_cut_off(server: PmiServer) -> Non
             if not alive:
                 break
         assert not alive
+
+
+def test_an_attempt_closes_its_sockets(tmp_path: Path) -> None:
+    """A job that starts again has others each time."""
+    before = os.listdir("/proc/self/fd")
+    job = LaunchSpec(("x.py",), 2, Config(collectives="mpi"), {}, tmp_path)
+    loop = Loop()
+    processes = LocalProcesses(job, loop)
+    processes.listen()
+    processes.close()
+    loop.selector.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -80,6 +80,8 @@ class LocalProcesses:
 
     def close(self) -> None:
         os.close(self._bell)
+        if self._pmi:
+            self._pmi.close()
         for name in (_run_files.WAKE_UP, _run_files.STOPPING):
             (self._job.run_dir / name).unlink(missing_ok=True)
 
