@@ -20,7 +20,7 @@
 
 #include "api/communicator.h"
 #include "core/job.h"
-#include "transport/tcp/sockets.h"
+#include "system.h"
 
 namespace lockstep::testing {
 
@@ -66,22 +66,6 @@ std::vector<Layout> all_layouts();
 const Layout& layout(const char* name);
 Layout one_rank_each(int processes);
 
-// What the body returns, or the text of what it throws, in a child of this process: limits cannot
-// be taken back, Engine::instance() is there for good, and some libraries are loaded once.
-std::string in_child(const std::function<std::string()>& body);
-// Fails with the text of what the body throws there.
-void run_in_child(const std::function<void()>& body);
-
-// This process stops (SIGSTOP).
-void stop_for(std::chrono::seconds time);
-
-// A listening socket of this machine, and its address.
-struct Listener {
-  Descriptor fd;
-  std::string address;
-};
-Listener listen_anywhere();
-
 struct Options {
   Harness harness = Harness::kThreads;
   double timeout_seconds = 60;
@@ -119,9 +103,6 @@ class Rank {
  private:
   std::uint64_t digest_ = 0xcbf29ce484222325;
 };
-
-// In all tests of this run UCX carries the messages between hosts, from the library of this name.
-std::vector<std::string> ucx_libraries();
 
 // A number that the test has in common with the processes of its job, forked or not.
 class SharedCount {
