@@ -111,16 +111,16 @@ bool CollectiveContext::single_copy(std::size_t bytes) {
 
 bool CollectiveContext::agree_on_single_copy() {
   // A process that is here has started, and can be read if that is permitted.
-  all_say(true);
+  all_agree(true);
   bool all = true;
   for (const int peer : clique_.locals()) {
     const int process = clique_.group(peer).process;
     all = clique_.job().transport(process).can_read(process) && all;
   }
-  return all_say(all);
+  return all_agree(all);
 }
 
-bool CollectiveContext::all_say(bool mine) {
+bool CollectiveContext::all_agree(bool mine) {
   bool all = mine;
   send_partials([&](std::byte* slot) { *slot = std::byte{mine}; });
   take_partials([&](int, const std::byte* theirs) { all = *theirs != std::byte{0} && all; });

@@ -85,8 +85,8 @@ class CollectiveContext {
 
  private:
   bool agree_on_single_copy();
-  // Whether every process of the host says so.
-  bool all_say(bool mine);
+  // Whether every process of the host has sent true.
+  bool all_agree(bool mine);
   int peer_of(int local) const { return clique_.locals()[static_cast<std::size_t>(local)]; }
   void wait(Counter& counter, std::uint32_t target, int peer);
   void check(const Signature& theirs, int peer);
