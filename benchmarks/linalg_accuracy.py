@@ -127,14 +127,15 @@ def ours(a: np.ndarray) -> tuple[Any, ...]:
     from jax.sharding import PartitionSpec as P
 
     from lockstep.linalg import _arguments, _singular
+    from lockstep.linalg._singular_plan import Plan
 
     over = jax.make_mesh((DEVICES,), ("x",), devices=jax.devices()[:DEVICES])
     sharded = jax.device_put(a, NamedSharding(over, P("x")))
     sharded, placed = _arguments.matrix("svd", sharded, None, None)
 
-    def plan(vectors: bool) -> _singular.Plan:
+    def plan(vectors: bool) -> Plan:
         tile = a.shape[1] // 4 // DEVICES
-        return _singular.Plan.of(a.shape, placed, vectors, vectors, False, tile, "distributed")
+        return Plan.of(a.shape, placed, vectors, vectors, False, tile, "distributed")
 
     return (
         *_singular.decompose(sharded, plan(True)),

@@ -66,25 +66,6 @@ def test_every_triangle(
     assert_close(found[np.argsort(order)], np.linalg.solve(of, b).astype(dtype), 1000)
 
 
-@sample("kernels", [True, False], 0)
-def test_a_triangle_of_columns(kernels: bool) -> None:
-    """The inverse: columns of the identity are zero before their own superstep."""
-    devices, tile = 3, 2
-    layout, over = RowMap.cyclic(devices * tile * 4, devices, tile), mesh((devices,))
-    n, order = layout.n, np.asarray(layout.elimination_order)
-    low = np.tril(full((n, n), np.float64)) + n * np.eye(n)
-
-    def run(slots: Any, columns: Any) -> Any:
-        how = layout, ("x",), kernels, False, True
-        return _dealt_columns.solve_columns(Triangle(slots), columns, *how)
-
-    spec = P(None, None, "x")
-    run = jax.shard_map(run, mesh=over, in_specs=(P("x"), spec), out_specs=spec, check_vma=False)
-    columns = np.eye(n)[order][:, :, order.ravel()]
-    found = jax.jit(run)(put(slots_of(low, layout), over, P("x")), put(columns, over, spec))
-    assert_close(found, np.linalg.inv(low)[order][:, :, order.ravel()])
-
-
 @pytest.mark.parametrize("upper", [False, True])
 @each_dtype
 def test_kernels_do_what_plain_jax_does(upper: bool, dtype: Any) -> None:

@@ -21,7 +21,6 @@ from lockstep.linalg import (
     _inverse,
     _lu,
     _panel,
-    _secular,
     _sweeps,
     _tiles,
     _tridiagonalize,
@@ -315,83 +314,6 @@ def test_products_of_the_inverse_where_they_lie(shape: tuple[int, int, int], dty
             change = np.einsum("mw,mdc->wdc", left.conj(), triangle)
             wanted = np.asarray(part) - np.pad(change, ((0, 0), (0, 0), (0, tile)))
             _close(both[1](part, left, low, tile=tile), wanted, dtype)
-
-
-POLES = {
-    "random": full((2, 60), np.float64),
-    "equal": np.ones((2, 60)),
-    "clusters": np.round(full((2, 60), np.float64)),
-    "close": 1 + 1e-15 * full((2, 60), np.float64),
-    "graded": np.logspace(0, -30, 120).reshape(2, 60),
-}
-
-
-@sample("dtype", [np.float32, np.float64], 1)
-@pytest.mark.parametrize("name", list(POLES))
-@pytest.mark.parametrize("weights", ["even", "zeros", "graded"])
-def test_rank_one_updates(name: str, weights: str, dtype: Any) -> None:
-    """Roots between their poles; vectors orthogonal to rounding; weights as they were."""
-    blocks, m = 2, 60
-    z = full((blocks, m), np.float64, 1) / np.sqrt(m)
-    z[:, ::3] *= {"even": 1, "zeros": 0, "graded": 1e-12}[weights]
-    rho = jnp.asarray([0.7, 1e-4], dtype)
-    update = _secular.update_of(jnp.asarray(POLES[name], dtype), jnp.asarray(z, dtype), rho)
-    poles = update.pole, update.small, update.z, update.rho
-    roots = _cpu_kernels.secular_roots(poles, update.ascending, jnp.int32(0), m)
-    some = _cpu_kernels.secular_roots(poles, update.ascending, jnp.int32(17), 9)
-    np.testing.assert_array_equal(some, roots[:, 17:26])
-    order = update.ascending, update.ranks
-    found = _cpu_kernels.secular_weights(poles, *order, roots, jnp.int32(0), m)
-    some = _cpu_kernels.secular_weights(poles, *order, roots, jnp.int32(17), 9)
-    np.testing.assert_array_equal(some, found[:, 17:26])
-    np.testing.assert_allclose(found, update.z, rtol=200 * eps(dtype))
-    at = _secular.Roots.of(roots, update)
-    away = (update.pole[:, :, None] - at.pole[:, None]) + (
-        update.small[:, :, None] - at.small[:, None]
-    )
-    vectors = np.asarray(found[:, :, None] / (away - at.offset[:, None]), np.float64)
-    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    gram = vectors.swapaxes(1, 2) @ vectors
-    assert np.abs(gram - np.eye(m)).max() <= 20 * eps(dtype)
-
-
-@sample("dtype", [np.float32, np.float64], 1)
-@sample("name", ["random", "equal", "graded", "zero"], 0, 3)
-def test_rank_one_updates_of_squares(name: str, dtype: Any) -> None:
-    """Singular values of a row above a diagonal matrix; both kinds of vectors are orthogonal."""
-    m, zero = 60, 29
-    unit = 1.0 if dtype == np.float64 else 2.0**40
-    poles = {"zero": np.zeros((1, m))} | {key: np.abs(value[:1]) for key, value in POLES.items()}
-    z = full((1, m), np.float64, 1)
-    update = _secular.update_of_squares(
-        jnp.asarray(poles[name] * unit, dtype), zero, jnp.asarray(z * unit, dtype), unit
-    )
-    offsets = _secular_roots(update)
-    order = update.ascending, update.ranks
-    four = update.pole, update.small, update.z, update.rho
-    weights = _cpu_kernels.secular_weights(four, *order, offsets, jnp.int32(0), m, True)
-    np.testing.assert_allclose(weights, update.z, rtol=400 * eps(dtype))
-    v = weights[:, :, None] / -update.distances(*_secular.Roots.of(offsets, update))
-    u = (update.pole + update.small)[:, :, None] * v
-    u = u.at[:, zero].set(1)
-    matrix = np.diag(np.asarray(update.pole + update.small, np.float64)[0])
-    matrix[zero] = np.asarray(update.z, np.float64)[0]
-    left, right = (np.asarray(x[0], np.float64) for x in (u, v))
-    left, right = (x / np.linalg.norm(x, axis=0) for x in (left, right))
-    for vectors in (left, right):
-        assert np.abs(vectors.T @ vectors - np.eye(m)).max() <= 20 * eps(dtype)
-    rest = left.T @ matrix @ right
-    values = np.diag(rest)
-    assert (values >= 0).all()
-    assert np.abs(rest - np.diag(values)).max() <= 20 * eps(dtype) * values.max()
-
-
-def _secular_roots(update: _secular.Update) -> jax.Array:
-    four, m = (update.pole, update.small, update.z, update.rho), update.pole.shape[1]
-    roots = _cpu_kernels.secular_roots(four, update.ascending, jnp.int32(0), m, True)
-    some = _cpu_kernels.secular_roots(four, update.ascending, jnp.int32(17), 9, True)
-    np.testing.assert_array_equal(some, roots[:, 17:26])
-    return roots
 
 
 def test_calls_from_several_threads() -> None:

@@ -21,8 +21,9 @@ from lockstep.linalg import (
     _cpu_kernels,
     _divide_and_conquer,
     _singular,
+    _singular_plan,
 )
-from lockstep.linalg._singular import Plan
+from lockstep.linalg._singular_plan import Plan
 
 
 def assert_decomposed(a: np.ndarray, u: Any, s: Any, vh: Any, factor: float = 10) -> None:
@@ -277,7 +278,7 @@ def test_errors() -> None:
 def test_condition_numbers_in_the_2_norm(
     size: tuple[int, int], method: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_singular, "REPLICATED_BELOW", 0 if method == "distributed" else 256)
+    monkeypatch.setattr(_singular_plan, "REPLICATED_BELOW", 0 if method == "distributed" else 256)
     a, over = full(size, dtype), mesh((2,))
     sharded = put(a, over, P("x"))
     for p in (None, 2, -2):

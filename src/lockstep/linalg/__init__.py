@@ -24,7 +24,8 @@ And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
     _bidiagonalize, _bidiagonal_svd      any square matrix to bidiagonal; its singular values
-    _qdwh, _singular                     the unitary polar factor; polar and singular values
+    _qdwh, _stacked_qr                   the unitary polar factor without kernels
+    _singular_plan, _singular            polar and singular values
     _qr, _least_squares, _svd, _polar, _rank, _condition    the public functions
     _context         jaxmg's names inside a `jax.jit` or a `jax.shard_map` of the caller
 

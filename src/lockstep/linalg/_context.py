@@ -26,7 +26,7 @@ from lockstep.linalg import (
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._qr import QRPlan
 from lockstep.linalg._shards import check_square, given_specs, is_inside, place_beside, place_shard
-from lockstep.linalg._singular import Plan
+from lockstep.linalg._singular_plan import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 

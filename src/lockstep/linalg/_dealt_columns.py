@@ -75,13 +75,8 @@ def solve_columns(
     axes: Axes,
     kernels: bool,
     conjugate_transpose: bool = False,
-    staircase: bool = False,
 ) -> jax.Array:
-    """``t^-1 x`` or ``t^-H x`` for own columns ``x``, (P, R, c).
-
-    ``staircase``: column j of ``x`` belongs to slot j, and is zero in all supersteps before that
-    one's: a lower triangle. For a forward substitution only.
-    """
+    """``t^-1 x`` or ``t^-H x`` for own columns ``x``, (P, R, c)."""
     tile, forward = layout.tile, triangle.upper == conjugate_transpose
     leave, upper = _leave_by_kernel if kernels else _leave, triangle.upper
     ranges = _sweeps.stages(layout.steps)  # a panel is gathered as long as its stage needs it
@@ -100,7 +95,7 @@ def solve_columns(
             x = lax.dynamic_update_slice_in_dim(x, solved.reshape(rest.shape), top, 1)
             if not forward:
                 return x
-            return leave(x, panel, solved, after, upper=upper, staircase=staircase)
+            return leave(x, panel, solved, after, upper=upper)
 
         x = lax.fori_loop(0, end - first, step, x)
     return x
@@ -144,12 +139,7 @@ def _after(panel: jax.Array, rows: int, after: jax.Array, upper: bool) -> tuple[
 
 
 def _leave(
-    x: jax.Array,
-    panel: jax.Array,
-    solved: jax.Array,
-    after: jax.Array,
-    upper: bool,
-    staircase: bool = False,
+    x: jax.Array, panel: jax.Array, solved: jax.Array, after: jax.Array, upper: bool
 ) -> jax.Array:
     """``x`` without what the rows ``solved``, (W, c), leave to the rows from ``after`` on."""
     below, first = _after(panel, x.shape[1], after, upper)
@@ -165,20 +155,15 @@ def _leave(
 
 @_cpu_kernels.with_derivatives_of(_leave)
 def _leave_by_kernel(
-    x: jax.Array,
-    panel: jax.Array,
-    solved: jax.Array,
-    after: jax.Array,
-    upper: bool,
-    staircase: bool = False,
+    x: jax.Array, panel: jax.Array, solved: jax.Array, after: jax.Array, upper: bool
 ) -> jax.Array:
     devices, rows, columns = x.shape
-    below, wide = _blocks_after(panel, rows, after, upper), after if staircase else columns
+    below = _blocks_after(panel, rows, after, upper)
     return _cpu_kernels.subtract_products(
         Blocks(x, (0, after, 0), row_axis=1, step_i=(1, 0, 0)),
         below._replace(step_i=(0, 1, 0) if upper else (1, 0, 0)),
         Blocks(solved[None], row_axis=1),
-        Sizes(rows - after, wide, len(solved), count_i=devices, adjoint_a=upper),
+        Sizes(rows - after, columns, len(solved), count_i=devices, adjoint_a=upper),
     )
 
 

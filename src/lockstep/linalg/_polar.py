@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from lockstep.linalg import _arguments, _eigh, _posdef, _qr, _singular, _validation
-from lockstep.linalg._singular import Plan
+from lockstep.linalg import _arguments, _eigh, _posdef, _qr, _singular, _singular_plan, _validation
+from lockstep.linalg._singular_plan import Plan
 from lockstep.linalg._validation import AnyMesh, Specs
 
 
@@ -55,7 +55,7 @@ def polar(
     """
     unused.pop("donate", None)
     _validation.ignore_pad("polar", unused)
-    _singular.check_method("polar", method)
+    _singular_plan.check_method("polar", method)
     a, placed = _arguments.matrix("polar", a, mesh, matrix_specs if in_specs is None else in_specs)
     check_tall(a.shape)
     tile = _validation.tile_size("polar", T_A)
@@ -87,9 +87,9 @@ def _polar_jvp(plan: Plan, primals: Any, tangents: Any) -> Any:
     """
     (a,), (da,), (m, n) = primals, tangents, plan.shape
     u, h = decompose(a, plan)
-    square, turned = plan.square, _singular.result(plan, (n, m), True)
+    square, turned = plan.square, plan.result((n, m), True)
     s, v = _eigh.eigh(h, lower=True, mesh=square.mesh, in_specs=square.spec)
-    vectors = _singular.result(dataclasses.replace(plan, placed=square), (n, n))
+    vectors = dataclasses.replace(plan, placed=square).result((n, n))
 
     def times(x: jax.Array, y: jax.Array) -> jax.Array:
         return _posdef.matmul(x, y, square)

@@ -8,7 +8,7 @@ decades. A step is a QR factorization of the matrix on top of the identity or, o
 
 The QR factorization is Cholesky's, twice (`_stacked_qr`). It is as accurate as Householder's where
 the condition is small enough, and here `FLOOR` bounds that: it is the square root of c.
-Everything here runs inside `jax.shard_map`.
+It is the way of GPUs, so it has no kernels. Everything here runs inside `jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ def polar(
     scale: jax.Array,
     layout: RowMap,
     axes: Axes,
-    kernels: bool,
 ) -> Polar:
     """The polar decomposition of ``scale`` times the square matrix of these local ``rows``, (R, n).
 
@@ -81,7 +80,7 @@ def polar(
         return _redistribute.set_padding(x, layout, me, jnp.ones((), x.dtype))
 
     upper = scaled(_redistribute.columns_to_slots(triangle, layout))
-    least = _least_singular_value(upper, layout, axes, kernels)
+    least = _least_singular_value(upper, layout, axes)
     x = scaled(slots)
     eps = jnp.finfo(x.dtype).eps
     singular = ~(least > 4 * eps)
@@ -89,7 +88,7 @@ def polar(
     # The least singular value of the changed matrix is about the noise over the square root of n.
     smallest = 0.01 * eps / layout.padded
     least = jnp.where(singular, smallest, jnp.minimum(0.5 * least, 0.9))
-    u = _rows_of(_iterate(_columns_of(start), least, layout, axes, kernels))
+    u = _rows_of(_iterate(_columns_of(start), least, layout, axes))
     # From the rows as they were given, so that neither they, scaled, nor their slots are held
     # during the iteration.
     h = _products.adjoint_times(u, rows, layout, axes, scale)
@@ -137,7 +136,7 @@ def _same(value: jax.Array, axes: Axes) -> jax.Array:
     return lax.psum(jnp.where(lax.axis_index(axes) == 0, value, 0), axes)
 
 
-def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
+def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """An estimate, from above, for an upper triangular ``x``; 0 or NaN if it is singular."""
     low = _redistribute.adjoint(x, axes)
     key = jax.random.fold_in(jax.random.key(1), lax.axis_index(axes))
@@ -148,23 +147,20 @@ def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes, kernels: boo
 
     def power(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         v, _ = state
-        v = _sweeps.forward(low, v / norm(v), layout, axes, kernels)
+        v = _sweeps.forward(low, v / norm(v), layout, axes, False)
         size = norm(v)  # of x^-H v
-        return _sweeps.backward(low, v / size, layout, axes, kernels), size
+        return _sweeps.backward(low, v / size, layout, axes, False), size
 
     _, size = lax.fori_loop(0, POWERS, power, (v, jnp.ones((), x.real.dtype)))
     return _same(1 / size, axes)
 
 
-def _iterate(
-    x: jax.Array, least: jax.Array, layout: RowMap, axes: Axes, kernels: bool
-) -> jax.Array:
+def _iterate(x: jax.Array, least: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """The polar factor of ``x``; of both, each device has the adjoint of its rows, (P, R, R)."""
     eps = float(jnp.finfo(x.dtype).eps)
     tolerance = (4 * eps) ** (1 / 3)
-    how = {"layout": layout, "axes": axes, "kernels": kernels}
-    by_qr = functools.partial(_step_by_qr, **how)
-    by_cholesky = functools.partial(_step_by_cholesky, **how)
+    by_qr = functools.partial(_step_by_qr, layout=layout, axes=axes)
+    by_cholesky = functools.partial(_step_by_cholesky, layout=layout, axes=axes)
     floor = FLOOR[least.dtype.itemsize]
 
     def unfinished(state: tuple) -> jax.Array:
@@ -201,7 +197,6 @@ def _step_by_qr(
     c: jax.Array,
     layout: RowMap,
     axes: Axes,
-    kernels: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """``b/c x + (a - b/c) / sqrt(c) q1 q2^H`` for ``[sqrt(c) x; 1] = [q1; q2] r``.
 
@@ -209,7 +204,7 @@ def _step_by_qr(
     """
     tile, devices = layout.tile, layout.devices
     # The minimum is 1, here where c is large. XLA would hold a constant during all steps.
-    q = _stacked_qr.factor(jnp.sqrt(c) * x, jnp.minimum(c, 1), layout, axes, kernels)
+    q = _stacked_qr.factor(jnp.sqrt(c) * x, jnp.minimum(c, 1), layout, axes)
     factor = (a - b / c) / jnp.sqrt(c)
 
     def step(
@@ -221,7 +216,7 @@ def _step_by_qr(
         rows = _sweeps.gather_rows(_rows_of(own), axes)  # of q2
         old = lax.dynamic_slice_in_dim(x, top, tile, 1)
         none = jnp.zeros_like(old)
-        product = -_dealt_columns.left_to(none, rows, q.q1, top, kernels, upper=True)
+        product = -_dealt_columns.left_to(none, rows, q.q1, top, False, upper=True)
         new = b / c * old + factor * product
         change += (jnp.abs(new - old) ** 2).sum()
         return lax.dynamic_update_slice_in_dim(x, new, top, 1), change
@@ -239,13 +234,12 @@ def _step_by_cholesky(
     c: jax.Array,
     layout: RowMap,
     axes: Axes,
-    kernels: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """``b/c x + (a - b/c) x z^-1`` for ``z = 1 + c x^H x``, and the change as above."""
-    local, how = jnp.arange(layout.rows), (layout, axes, kernels)
-    z = c * _stacked_qr.gram(x, *how)
+    local, how = jnp.arange(layout.rows), (layout, axes, False)
+    z = c * _stacked_qr.gram(x, layout, axes)
     z = z.at[local, lax.axis_index(axes), local].add(1)
-    low, _ = _cholesky.factor(z, layout, axes, False, kernels)
+    low, _ = _cholesky.factor(z, layout, axes, False, False)
     solved = _dealt_columns.solve_columns(Triangle(low), x, *how)
     solved = _dealt_columns.solve_columns(Triangle(low), solved, *how, True)
     new = b / c * x + (a - b / c) * solved

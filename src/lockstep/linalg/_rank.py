@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from lockstep.linalg import _arguments, _posdef, _qr, _singular, _svd
-from lockstep.linalg._singular import Plan
+from lockstep.linalg._singular_plan import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 
@@ -147,7 +147,7 @@ def null_space(
     a, placed = _arguments.matrix("null_space", a, mesh, in_specs)
     plan = Plan.of(a.shape, placed, False, True, True)
     s, vh = _svd.decompose(a, plan)
-    v = _posdef.adjoint(vh, _singular.result(plan, (a.shape[1],) * 2, True))
+    v = _posdef.adjoint(vh, plan.result((a.shape[1],) * 2, True))
     return v[:, _rank_outside_jit("null_space", s, cutoff(rcond, a.dtype, a.shape)) :]
 
 
@@ -200,8 +200,8 @@ def pseudo_solve(
     if adjoint:
         left, right, length = found.u, found.vh, m
     else:
-        left = _posdef.adjoint(found.vh, _singular.result(plan, (n, k), True))
-        right = _posdef.adjoint(found.u, _singular.result(plan, (k, m), True))
+        left = _posdef.adjoint(found.vh, plan.result((n, k), True))
+        right = _posdef.adjoint(found.u, plan.result((k, m), True))
         length = n
     few = Placed(b_placed.mesh, ((), b_placed.dimensions[1]))
     inner = _inverses(found.s, cutoff)[:, None] * _posdef.matmul(right, b, few)
@@ -217,11 +217,11 @@ def _inverses(s: jax.Array, cutoff: float) -> jax.Array:
 def _pinv(a: jax.Array, plan: Plan, cutoff: float) -> jax.Array:
     (m, n), k = plan.shape, min(plan.shape)
     if not k:
-        return _qr.unit(_singular.result(plan, (n, m), True), (n, m), a.dtype)
+        return _qr.unit(plan.result((n, m), True), (n, m), a.dtype)
     u, s, vh = _singular.decompose(a, plan)
-    v = _posdef.adjoint(vh, _singular.result(plan, (n, k), True))
-    uh = _posdef.adjoint(u, _singular.result(plan, (k, m), True))
-    return _posdef.matmul(v * _inverses(s, cutoff), uh, _singular.result(plan, (n, m), True))
+    v = _posdef.adjoint(vh, plan.result((n, k), True))
+    uh = _posdef.adjoint(u, plan.result((k, m), True))
+    return _posdef.matmul(v * _inverses(s, cutoff), uh, plan.result((n, m), True))
 
 
 @_pinv.defjvp
@@ -229,10 +229,10 @@ def _pinv_jvp(plan: Plan, cutoff: float, primals: Any, tangents: Any) -> Any:
     """``dp = -p da p + p p^H da^H (1 - a p) + (1 - p a) da^H p^H p`` (Golub and Pereyra 1973)."""
     (a,), (da,), (m, n) = primals, tangents, plan.shape
     p = _pinv(a, plan, cutoff)
-    placed, turned = plan.placed, _singular.result(plan, (n, m), True)
+    placed, turned = plan.placed, plan.result((n, m), True)
 
     def times(x: jax.Array, y: jax.Array, shape: tuple[int, int]) -> jax.Array:
-        return _posdef.matmul(x, y, _singular.result(plan, shape, shape[0] == n))
+        return _posdef.matmul(x, y, plan.result(shape, shape[0] == n))
 
     ph, dah = _posdef.adjoint(p, placed), _posdef.adjoint(da, turned)
     left = times(times(p, ph, (n, n)), dah, (n, m))

@@ -12,7 +12,6 @@ Between the steps, matrices are global arrays of the devices' local rows.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple, cast
 
@@ -25,7 +24,6 @@ from lockstep.linalg import (
     _back_transformation,
     _bidiagonal_svd,
     _bidiagonalize,
-    _cpu_kernels,
     _eigh,
     _grid_model,
     _householder,
@@ -39,70 +37,12 @@ from lockstep.linalg import (
 from lockstep.linalg._back_transformation import Reflectors
 from lockstep.linalg._householder import Factored
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._qr import QRPlan, adjoint_rows
+from lockstep.linalg._qr import adjoint_rows
+from lockstep.linalg._singular_plan import Plan
 from lockstep.linalg._tiles import adjoint, gemm
-from lockstep.linalg._validation import Placed
 
 WIDTH = 16
 """Minimal number of columns of a panel of the reduction, except for small matrices."""
-
-REPLICATED_BELOW = _eigh.REPLICATED_BELOW
-"""Up to this smaller dimension every device decomposes the triangle with LAPACK."""
-
-METHODS = ("distributed", "replicated")
-
-
-def check_method(function: str, method: str | None) -> None:
-    if method not in (None, *METHODS):
-        raise ValueError(f"{function}: method is {method!r}; expected one of {', '.join(METHODS)}.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The sharding of a matrix, what of its decomposition is wanted, and how it is computed."""
-
-    placed: Placed
-    shape: tuple[int, int]
-    tall: QRPlan
-    u: bool
-    vh: bool
-    is_full: bool
-    replicated: bool
-    kernels: bool
-
-    @classmethod
-    def of(
-        cls,
-        shape: Any,
-        placed: Placed,
-        u: bool,
-        vh: bool,
-        is_full: bool,
-        tile: int | None = None,
-        method: str | None = None,
-    ) -> Plan:
-        m, n = shape
-        turned = dataclasses.replace(placed, dimensions=placed.dimensions[::-1])
-        tall = QRPlan.of((n, m), turned, tile) if m < n else QRPlan.of((m, n), placed, tile)
-        small = min(m, n) <= REPLICATED_BELOW or placed.sharded.devices == 1
-        replicated = small if method is None else method == "replicated"
-        kernels = _cpu_kernels.available(_validation.platform(placed))
-        return cls(placed, (m, n), tall, u, vh, is_full, replicated, kernels)
-
-    @property
-    def is_wide(self) -> bool:
-        return self.shape[0] < self.shape[1]
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the polar decomposition is that of the matrix itself, which is square. Of its
-        triangle only the least singular value is needed then, and of its QR no reflectors."""
-        return self.shape[0] == self.shape[1] and not self.replicated
-
-    @property
-    def square(self) -> Placed:
-        """The sharding of a matrix with the smaller dimension."""
-        return self.tall.result(self.tall.columns, self.tall.columns)
 
 
 class OfTriangle(NamedTuple):
@@ -118,19 +58,12 @@ def _triangle_specs(axes: Axes) -> OfTriangle:
     return OfTriangle(rows, everywhere, rows)
 
 
-def result(plan: Plan, shape: tuple[int, int], turned: bool = False) -> Placed:
-    """A sharding for a matrix of this shape, as that of ``a`` or, ``turned``, as of its adjoint."""
-    dimensions = plan.placed.dimensions[::-1] if turned else plan.placed.dimensions
-    as_a = dataclasses.replace(plan.tall, placed=Placed(plan.placed.mesh, dimensions))
-    return dataclasses.replace(as_a.result(*shape), inside=plan.placed.inside)
-
-
 def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
     """(u, s, vh), without what ``plan`` does not want."""
     (m, n), k = plan.shape, min(plan.shape)
     u_shape, vh_shape = ((m, m), (n, n)) if plan.is_full else ((m, k), (k, n))
     if not k:
-        u, vh = (_qr.unit(result(plan, x), x, a.dtype) for x in (u_shape, vh_shape))
+        u, vh = (_qr.unit(plan.result(x), x, a.dtype) for x in (u_shape, vh_shape))
         return (u,) * plan.u + (jnp.zeros(0, a.real.dtype),) + (vh,) * plan.vh
     if not plan.u and not plan.vh:
         return (values(a, plan),)
@@ -142,10 +75,10 @@ def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
 def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
     (m, n), square = plan.shape, plan.square
     if not n:
-        u = _qr.unit(result(plan, (m, n)), (m, n), a.dtype)
+        u = _qr.unit(plan.result((m, n)), (m, n), a.dtype)
         return u, _qr.unit(square, (n, n), a.dtype)
     scale = _scale(a, plan)
-    if plan.kernels and not plan.replicated:
+    if plan.is_reduced:
         factored, found = _decomposed(a, scale, plan)
         u, h = _polar_of(found, plan)
     else:
@@ -198,7 +131,7 @@ def _polar_factors(
             # The h is the same for any order of the rows.
             if plan.u or layout.padded > layout.n or rows.shape != triangle.shape:
                 rows = _redistribute.rows_from_shard(shard, plan.placed.sharded, layout.n, layout)
-        u, h = _qdwh.polar(rows, triangle, scale, layout, tall.axes, plan.kernels)
+        u, h = _qdwh.polar(rows, triangle, scale, layout, tall.axes)
         return tuple(_redistribute.columns_from_slots(x, layout) for x in (u, h))
 
     rows = P(tall.axes)
@@ -207,12 +140,13 @@ def _polar_factors(
 
 def _decomposed(a: jax.Array, scale: jax.Array, plan: Plan) -> tuple[Factored | None, OfTriangle]:
     """The decomposition of the triangle of ``scale a`` after its QR, or of itself if square."""
-    if plan.is_direct and plan.kernels:
+    if plan.is_direct and plan.is_reduced:
         return None, _by_reflections(scale * a, plan)
+    # QDWH needs the triangle of a square matrix for its least singular value alone.
     factored, triangle = _factor(a, scale, plan, not plan.is_direct)
     if plan.replicated:
         return factored, _of_small_triangle(triangle, plan)
-    if plan.kernels:
+    if plan.is_reduced:
         return factored, _by_reflections(_square_matrix(triangle, plan), plan)
     u, h = _polar_factors(a, triangle, scale, plan)
     values, vectors = _eigh.compute(_square_matrix(h, plan), _problem(plan))
@@ -243,7 +177,7 @@ def _problem(plan: Plan) -> _eigh.Problem:
 def values(a: jax.Array, plan: Plan) -> jax.Array:
     """The singular values, by one program: results of several would be held beside the buffers."""
     scale = _scale(a, plan)
-    if plan.kernels and not plan.replicated:
+    if plan.is_reduced:
         return _values_by_reflections(a, scale, plan) / scale
     _, triangle = _factor(a, scale, plan, False)
     if plan.replicated:
@@ -361,8 +295,8 @@ def _finish(factored: Factored | None, found: OfTriangle, plan: Plan) -> tuple[j
     height = max(m, n) if plan.is_full else k
     wants_long = plan.vh if plan.is_wide else plan.u
     u_placed, vh_placed = (
-        result(plan, (m, m if plan.is_full else k)),
-        result(plan, (n if plan.is_full else k, n)),
+        plan.result((m, m if plan.is_full else k)),
+        plan.result((n if plan.is_full else k, n)),
     )
 
     def body(factored: Factored | None, found: OfTriangle) -> tuple[jax.Array, ...]:
@@ -397,7 +331,7 @@ def _expanded(factored: Factored, u: jax.Array, plan: Plan, width: int) -> jax.A
 
 @functools.partial(jax.jit, static_argnames="plan")
 def _unitary_factor(factored: Factored | None, u: jax.Array, plan: Plan) -> jax.Array:
-    tall, rows, out = plan.tall, P(plan.tall.axes), result(plan, plan.shape)
+    tall, rows, out = plan.tall, P(plan.tall.axes), plan.result(plan.shape)
 
     def body(factored: Factored | None, u: jax.Array) -> jax.Array:
         if factored is None:

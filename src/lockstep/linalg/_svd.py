@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lockstep.linalg import _arguments, _posdef, _qr, _singular, _validation
-from lockstep.linalg._singular import Plan
+from lockstep.linalg import _arguments, _posdef, _qr, _singular, _singular_plan, _validation
+from lockstep.linalg._singular_plan import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 
@@ -53,7 +53,7 @@ def svd(
       NotImplementedError: the derivative with ``full_matrices`` of a matrix that is not square.
       TypeError: an unsupported dtype.
     """
-    _singular.check_method("svd", method)
+    _singular_plan.check_method("svd", method)
     a, placed = _arguments.matrix("svd", a, mesh, in_specs)
     plan = Plan.of(a.shape, placed, compute_uv, compute_uv, full_matrices, method=method)
     found = decompose(a, plan)
@@ -145,16 +145,16 @@ def _decompose_jvp(plan: Plan, primals: Any, tangents: Any) -> Any:
         )
     u, s, vh = decompose(a, dataclasses.replace(plan, u=True, vh=True, is_full=False))
     placed = (
-        _singular.result(plan, (m, k)),
-        _singular.result(plan, (n, k), True),
-        _singular.result(plan, (k, k)),
+        plan.result((m, k)),
+        plan.result((n, k), True),
+        plan.result((k, k)),
     )
 
     def times(x: jax.Array, y: jax.Array, to: Placed) -> jax.Array:
         return _posdef.matmul(x, y, to)
 
     u_placed, v_placed, square = placed
-    v, uh = _posdef.adjoint(vh, v_placed), _posdef.adjoint(u, _singular.result(plan, (k, m), True))
+    v, uh = _posdef.adjoint(vh, v_placed), _posdef.adjoint(u, plan.result((k, m), True))
     dav = times(da, v, u_placed)
     d = times(uh, dav, square)
     ds = jnp.diagonal(d).real
@@ -170,9 +170,9 @@ def _decompose_jvp(plan: Plan, primals: Any, tangents: Any) -> Any:
     if m > n:
         du = du + (dav - times(u, d, u_placed)) * inverse
     if n > m:
-        dah = _posdef.adjoint(da, _singular.result(plan, (n, m), True))
+        dah = _posdef.adjoint(da, plan.result((n, m), True))
         dau = times(dah, u, v_placed)
         dv = dv + (dau - times(v, d.conj().T, v_placed)) * inverse
-    dvh = _posdef.adjoint(dv, _singular.result(plan, (k, n)))
+    dvh = _posdef.adjoint(dv, plan.result((k, n)))
     pairs = [(u, du)] * plan.u + [(s, ds)] + [(vh, dvh)] * plan.vh
     return tuple(zip(*pairs, strict=True))

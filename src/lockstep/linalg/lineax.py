@@ -43,7 +43,7 @@ from lockstep.linalg import (
 from lockstep.linalg._least_squares import Plan as LeastSquaresPlan
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._posdef import Plan
-from lockstep.linalg._singular import Plan as SingularPlan
+from lockstep.linalg._singular_plan import Plan as SingularPlan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 Arrays = TypeVar("Arrays")
