@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep import _run_files
 from lockstep._errors import ConfigError
 
 COLLECTIVES = ("lockstep", "gloo", "mpi")
@@ -260,18 +259,25 @@ class Config:
 
     @property
     def attempt_dir(self) -> Path | None:
-        """Where the files of this attempt lie; None: no launcher has started this process."""
-        return _run_files.attempt_dir(Path(self.run_dir), self.attempt) if self.run_dir else None
+        """The folder of this attempt; None where no launcher has started this process."""
+        if not self.run_dir:
+            return None
+        # Late import: a process that no launcher has started needs no files of a run.
+        from lockstep import _run_files
+
+        return _run_files.attempt_dir(Path(self.run_dir), self.attempt)
 
     @property
     def own_dir(self) -> Path | None:
-        """Where this process's files lie; None as for `attempt_dir`."""
+        """The folder of this process in this attempt; None where no launcher has started it."""
         return None if self.process_id is None else self.process_dir(self.process_id)
 
     def process_dir(self, process: int) -> Path | None:
-        """Where the files of a process of this attempt lie; None as for `attempt_dir`."""
+        """The folder of any process in this attempt; None where there is no `attempt_dir`."""
         if not self.run_dir:
             return None
+        from lockstep import _run_files  # late as above
+
         return _run_files.process_dir(Path(self.run_dir), self.attempt, process)
 
     def to_environ(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from lockstep._run_files import Exit
 from lockstep.flight_recorder.format import Ring
 from lockstep.flight_recorder.run_records import Caller, Process, Site
 from lockstep.flight_recorder.waits import Barrier, Waits
+from lockstep.system.remote_clock import RemoteClock
 from lockstep.watchdog import messages
 
 CALLERS = {7: (Caller("a.py", 3, "step", "5-15"), Caller("b.py", 9, "main"))}
@@ -87,7 +88,7 @@ def test_sites_of_other_types_are_an_error_or_made_right(field: int) -> None:
 
 def test_a_clock_lies_between_what_was_seen() -> None:
     # Asked at 100 and heard at 140 here; there it was 5010 and 5020: it is 4890 to 4900 ahead.
-    clock = messages.Clock(100 - 5010, 140 - 5020)
+    clock = RemoteClock(100 - 5010, 140 - 5020)
     assert clock.least <= clock.shift <= clock.most
     assert clock.shift == pytest.approx(-4895, abs=15)
     assert clock.error == 15

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep import _config, _jax_compat
-from lockstep._run_files import JOINED, leave_note
 
 # The names of the hooks, as messages have them.
 CLUSTER = "cluster detection"
@@ -152,7 +151,7 @@ def _survive() -> None:
     calls = _jax_compat.Survival(
         serve=coordination_service.start,
         before_another_job=before_another_job,
-        on_joining=lambda: leave_note(_config.current().own_dir, JOINED),
+        on_joining=_note_joining,
         listen_at=listen_at,
         start_seconds=start_timeout.seconds,
         not_started=start_timeout.not_started,
@@ -235,3 +234,11 @@ def _register_pass(platform: str) -> bool:
     from lockstep.hlo import float16_pass
 
     return _config.current().collectives == "gloo" or float16_pass.register_when_needed(platform)
+
+
+def _note_joining() -> None:
+    """Tells the launcher that this process has called ``jax.distributed.initialize``."""
+    # Late import: only processes of a job need it.
+    from lockstep import _run_files
+
+    _run_files.leave_note(_config.current().own_dir, _run_files.JOINED)

@@ -24,7 +24,7 @@ from lockstep.hosts.starters import is_here
 from lockstep.processes.process_start import popen
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, ChannelError, Message
-from lockstep.watchdog.messages import Clock
+from lockstep.system.remote_clock import RemoteClock
 
 _CLOCKS = 64
 """So many last answers tell the clock of the host: clocks drift by some ms in this time."""
@@ -59,7 +59,7 @@ class Connection:
         self._stderr = b""
         self.exit_code: int | None = None
         """How the command ended that started the agent; None: not yet."""
-        self._clocks: collections.deque[Clock] = collections.deque(maxlen=_CLOCKS)
+        self._clocks: collections.deque[RemoteClock] = collections.deque(maxlen=_CLOCKS)
         self._program = os.path.basename(command[0])
         self._is_agent = is_here(host) and self._program != "srun"
         """Whether the command is the agent itself, and not what connects to it."""
@@ -144,7 +144,7 @@ class Connection:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             asked, at = int(message.head["t"]), int(message.head["at"])
             self._answers.answered(asked, received / 1e9)
-            self._clocks.append(Clock(asked - at, received - at))
+            self._clocks.append(RemoteClock(asked - at, received - at))
 
     def _read_stderr(self) -> None:
         try:
@@ -206,7 +206,7 @@ class Connection:
     @property
     def shift_ns(self) -> int:
         """To be added to times of the host's monotonic clock to get times of this host's."""
-        return min(self._clocks, key=lambda clock: clock.error, default=Clock(0, 0)).shift
+        return min(self._clocks, key=lambda clock: clock.error, default=RemoteClock(0, 0)).shift
 
     @property
     def stderr(self) -> str:

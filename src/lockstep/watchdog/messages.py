@@ -7,7 +7,6 @@ clocks are set.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,23 +20,6 @@ Callers = Mapping[int, tuple[run_records.Caller, ...]]
 """The lines of the program behind each site."""
 _MAX_BODY = 1 << 28
 """Bytes, unpacked."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Clock:
-    """How much another host's monotonic clock lags behind this one's, in nanoseconds."""
-
-    least: int
-    most: int
-
-    @property
-    def shift(self) -> int:
-        """To be added to its times."""
-        return (self.least + self.most) // 2
-
-    @property
-    def error(self) -> int:
-        return (self.most - self.least + 1) // 2
 
 
 def pack(head: dict[str, Any], body: bytes = b"") -> bytes:

@@ -32,7 +32,7 @@ from lockstep.job.topology import Peer
 from lockstep.programs import compilations
 from lockstep.programs.compilations import Program
 from lockstep.system import memory_files, stack_dump
-from lockstep.watchdog import messages
+from lockstep.system.remote_clock import RemoteClock
 from lockstep.watchdog.artifacts import FILES, MEMORY_NAMES, Artifacts, descriptor
 from lockstep.watchdog.remote import RemoteHosts
 
@@ -191,7 +191,7 @@ def _silent(peer: Peer, error: ErrorRecord | None, ending: Exit | None) -> run_r
 def on_one_clock(
     here: Sequence[run_records.Process],
     there: Sequence[run_records.Process],
-    clocks: Mapping[int, messages.Clock],
+    clocks: Mapping[int, RemoteClock],
 ) -> Iterator[run_records.Process]:
     """The processes of other hosts, as if their hosts' clocks were set as this one's. Pure.
 

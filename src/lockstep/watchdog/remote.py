@@ -21,6 +21,7 @@ from lockstep._words import grouped, printable
 from lockstep.engine import bindings
 from lockstep.flight_recorder import run_records
 from lockstep.job.topology import Peer
+from lockstep.system.remote_clock import RemoteClock
 from lockstep.watchdog import messages
 
 TIMEOUT_SECONDS = 0.35
@@ -50,7 +51,7 @@ class Response:
 
     head: Mapping[str, Any]
     body: bytes
-    clock: messages.Clock
+    clock: RemoteClock
     """The clock of its host."""
 
 
@@ -124,9 +125,7 @@ class RemoteHosts(threading.Thread):
 
     # Requests
 
-    def scan(
-        self, latest: int | None
-    ) -> tuple[list[run_records.Process], dict[int, messages.Clock]]:
+    def scan(self, latest: int | None) -> tuple[list[run_records.Process], dict[int, RemoteClock]]:
         """The processes of other hosts that answered for, and the clocks of their hosts.
 
         ``latest`` is how many entries of each device are read; such a scan is a quick one, and asks
@@ -137,7 +136,7 @@ class RemoteHosts(threading.Thread):
             for host, peers in self._hosts.items()
         }
         found: list[run_records.Process] = []
-        clocks: dict[int, messages.Clock] = {}
+        clocks: dict[int, RemoteClock] = {}
         tried: set[int] = set()
         for _ in range(2):
             speakers = {host: self._speaker(peers, tried) for host, peers in waiting.items()}
@@ -320,7 +319,7 @@ class RemoteHosts(threading.Thread):
             self._silent.discard(process)
             requested = self._requests.get(head["number"])
             if requested is not None and process in requested.processes:
-                clock = messages.Clock(
+                clock = RemoteClock(
                     requested.began - int(head["asked"]), received - int(head["answered"])
                 )
                 requested.responses[process] = Response(head, body, clock)
