@@ -116,7 +116,7 @@ def measure(layout: Layout, options: argparse.Namespace, document: dict[str, Any
             options.jobs,
             options.rounds,
             options.timeout,
-            (oom.free_mb() or 0) << 20,
+            oom.free_memory() or 0,
             copies=False,
         )
         for case in plan(options.collectives, options.sizes, layout.ranks, "f32"):

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep._errors import LaunchError
 from lockstep.launch.before_start import check_memory
-from lockstep.system.oom import OomKills, counters, free_mb
+from lockstep.system.oom import OomKills, counters, free_memory
 
 
 def test_only_a_new_kill_counts(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def machine(folder: Path, group: str, files: dict[str, str]) -> tuple[Path, Path
 
 def test_free_memory_is_that_of_the_machine_without_a_limit(tmp_path: Path) -> None:
     unlimited = {"job/memory.max": "max\n", "job/memory.current": "5\n"}
-    assert free_mb(*machine(tmp_path, "0::/job\n", unlimited)) == 1000
-    assert free_mb(tmp_path / "no", tmp_path / "no") is None
+    assert free_memory(*machine(tmp_path, "0::/job\n", unlimited)) == 1000 << 20
+    assert free_memory(tmp_path / "no", tmp_path / "no") is None
 
 
 def test_free_memory_is_that_of_the_smallest_group_above(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_free_memory_is_that_of_the_smallest_group_above(tmp_path: Path) -> None
         "batch/job/memory.max": f"{900 * mb}\n",
         "batch/job/memory.current": "0\n",
     }
-    assert free_mb(*machine(tmp_path, "0::/batch/job\n", files)) == 250
+    assert free_memory(*machine(tmp_path, "0::/batch/job\n", files)) == 250 << 20
 
 
 def test_free_memory_within_a_group_of_version_1(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_free_memory_within_a_group_of_version_1(tmp_path: Path) -> None:
         "memory/job/memory.usage_in_bytes": f"{400 * mb}\n",
         "memory/job/memory.stat": f"inactive_file 1\ntotal_inactive_file {10 * mb}\n",
     }
-    assert free_mb(*machine(tmp_path, "4:memory:/job\n0::/\n", files)) == 210
+    assert free_memory(*machine(tmp_path, "4:memory:/job\n0::/\n", files)) == 210 << 20
 
 
 def test_processes_that_do_not_fit_are_refused_with_the_number_that_does() -> None:
-    check_memory(5, 1000)
-    check_memory(1, 10)
+    check_memory(5, 1000 << 20)
+    check_memory(1, 10 << 20)
     check_memory(6, None)
     with pytest.raises(LaunchError, match=r"-n 6: 1000 MB .* room for 5\. .*--oversubscribe"):
-        check_memory(6, 1000)
+        check_memory(6, 1000 << 20)

@@ -83,7 +83,7 @@ class Part:
         cases = plan(args.ops, args.sizes, self._processes * args.devices, args.dtype)
         on_gpus = args.platform is not None
         # This machine's memory stands for that of each host.
-        own = bench_gpus.free_memory() if on_gpus else (oom.free_mb() or 0) << 20
+        own = bench_gpus.free_memory() if on_gpus else (oom.free_memory() or 0)
         available = own * (hosts.count if hosts else 1)
         with Reporter(len(cases), sys.stderr) as reporter:
             jobs = Jobs(functools.partial(self._start, reporter))

@@ -98,7 +98,7 @@ def probe() -> ResourceFacts:
         usable_cores=len(os.sched_getaffinity(0)),
         cpu_quota=machine.cpu_quota(),
         memory=machine.memory(),
-        available=(oom.free_mb() or 0) << 20,
+        available=oom.free_memory() or 0,
         memory_limit=machine.memory_limit(),
         huge_pages=chosen[1] if chosen else "",
         tunables=os.environ.get("GLIBC_TUNABLES", ""),

@@ -108,10 +108,12 @@ def _check_code(words: Sequence[str]) -> None:
         )
 
 
-def check_memory(processes: int, free_mb: int | None) -> None:
-    """Raises `LaunchError` when ``free_mb`` of memory cannot hold the processes."""
-    each = oom.MB_OF_PROCESS
-    if free_mb is None or processes * each <= free_mb or processes == 1:
+def check_memory(processes: int, free: int | None) -> None:
+    """Raises `LaunchError` when ``free`` bytes of memory cannot hold the processes."""
+    if free is None or processes == 1:
+        return
+    each, free_mb = oom.MB_OF_PROCESS, free >> 20
+    if processes * each <= free_mb:
         return
     raise LaunchError(
         f"-n {processes}: {free_mb} MB of memory are free (of this machine, or of the limit of the "

@@ -62,7 +62,7 @@ def run(
     there = gpus.shown(args.platform, environ)
     gpus.check_each(args.devices, there, environ)
     if not args.oversubscribe:
-        before_start.check_memory(args.processes, oom.free_mb())
+        before_start.check_memory(args.processes, oom.free_memory())
         gpus.check(args.processes, args.devices, there, environ)
     usable = cpu_affinity.usable()
     before_start.warn(args, usable)

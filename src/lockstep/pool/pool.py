@@ -125,7 +125,7 @@ class Pool:
     def _begin(self, layout: PoolSpec) -> None:
         self._layout = layout
         if not self._layout.hosts:
-            before_start.check_memory(self._layout.processes, oom.free_mb())
+            before_start.check_memory(self._layout.processes, oom.free_memory())
         self._lock = threading.Lock()
         self._calls = 0
         self._is_closed = False

@@ -40,8 +40,8 @@ def groups(controller: str, proc: Path, cgroups: Path) -> list[tuple[Path, bool]
     return found
 
 
-def free_mb(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory for new processes: the least of the machine and of all enclosing control groups.
+def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes for new processes: the least of the machine and of all enclosing control groups.
 
     None: not known. Swap does not count.
     """
@@ -53,7 +53,7 @@ def free_mb(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) 
             if group == top:
                 break
     known = [each for each in found if each is not None]
-    return max(0, min(known)) >> 20 if known else None
+    return max(0, min(known)) if known else None
 
 
 def _free_of_group(group: Path, is_version_2: bool) -> int | None:

@@ -50,7 +50,7 @@ def gather(request: Mapping[str, Any]) -> dict[str, Any]:
         "program": _program(program, directory) if program and program[0] != "-c" else {},
         "interfaces": [dataclasses.asdict(each) for each in interfaces()],
         "reached_at": _reached_at(os.environ.get("SSH_CONNECTION", "")),
-        "memory": (oom.free_mb() or 0) << 20,
+        "memory": oom.free_memory() or 0,
         "run_dir": _run_dir(),
         "open_files": _open_files(),
         "gpus": _gpus(request),
