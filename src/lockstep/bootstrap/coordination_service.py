@@ -116,11 +116,10 @@ def log() -> str:
     """What the service of this job has written; "" in a process that cannot know it."""
     if _current is not None:
         return _current.log()
-    try:
-        folder = _config.current().attempt_dir or Path()
-        return (folder / _run_files.COORDINATION_LOG).read_text(errors="replace")
-    except OSError:
-        return ""
+    if folder := _config.current().attempt_dir:
+        with contextlib.suppress(OSError):
+            return (folder / _run_files.COORDINATION_LOG).read_text(errors="replace")
+    return ""
 
 
 def replace(address: str, earlier: Sequence[str]) -> str:
@@ -134,8 +133,8 @@ def replace(address: str, earlier: Sequence[str]) -> str:
     global _job, _has_threads
     _job, _has_threads = len(earlier), True
     config = _config.current()
-    if config.run_dir and config.local_num_processes == config.num_processes:
-        _end_earlier_service()
+    if config.attempt_dir and config.local_num_processes == config.num_processes:
+        _end_earlier_service(config.attempt_dir)
         return address
     taken = set(map(_port, earlier))
     port = _port(address)
@@ -148,14 +147,13 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _end_earlier_service() -> None:
+def _end_earlier_service(folder: Path) -> None:
     """Ends the service of an earlier job: process 0 does, and all others wait for that.
 
     A process that did not wait would still find the old service. Connections do not show it:
     backends of the earlier job may keep theirs.
     """
     config = _config.current()
-    folder = config.attempt_dir or Path()
     try:
         pid = int((folder / _run_files.COORDINATION_PID).read_text())
         service = os.pidfd_open(pid)

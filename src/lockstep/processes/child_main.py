@@ -234,9 +234,10 @@ def _shortened(message: str) -> str:
 def _shown_by_another(config: Config, traceback: str) -> int | None:
     """The process of this host that prints the same traceback; None: this one has to print it."""
     digest = hashlib.sha256(traceback.encode("utf-8", "replace")).hexdigest()
-    if sys.stderr is not sys.__stderr__:
-        return None  # the program writes errors where they may not be seen
-    claim = Path(config.attempt_dir or "", f"{_run_files.TRACEBACK}{digest[:16]}")
+    # The program may write errors where they are not seen.
+    if (folder := config.attempt_dir) is None or sys.stderr is not sys.__stderr__:
+        return None
+    claim = folder / f"{_run_files.TRACEBACK}{digest[:16]}"
     try:
         # A link has its content as soon as it exists, and only one process can make it.
         claim.symlink_to(str(config.process_id))
