@@ -8,10 +8,10 @@ import sys
 
 def complain(text: str) -> None:
     """Prints ``text`` as a line of Lockstep's, if stderr can be written."""
-    say(f"lockstep: {text}")
+    print_line(f"lockstep: {text}")
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints ``text``, if it can: stderr may be closed, or its reader gone."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

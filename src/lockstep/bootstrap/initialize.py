@@ -84,7 +84,7 @@ def initialize(
       InitializationError: a process has not arrived in time or has ended, or this process does not
         know its place in a job.
     """
-    arguments = dict(locals())
+    arguments = dict(locals())  # no other name is bound yet
     del arguments["check"], arguments["more"]
     import jax
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep._stderr import say
+from lockstep._stderr import print_line
 from lockstep.engine import bindings
 from lockstep.job import current_job
 
@@ -44,7 +44,7 @@ def react(labels: Callable[[int], Sequence[str]]) -> None:
     with contextlib.suppress(Exception):
         if _runs_engine():
             bindings.abort(loss.text)
-    say(loss.text)
+    print_line(loss.text)
 
 
 def raise_if_lost(seconds: float = 0.0) -> None:

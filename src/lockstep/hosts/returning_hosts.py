@@ -107,7 +107,7 @@ class ReturningHosts:
 
     @property
     def connections(self) -> list[Connection]:
-        """Those of the tries."""
+        """The connections by which lost hosts are tried again."""
         return [each.connection for each in self._tries.values() if each.connection]
 
     def end(self) -> None:

@@ -69,7 +69,7 @@ def own(processes: int) -> JobKey:
     # Whether one launcher has started all processes: on this host, or by ``lockstep run --hosts``.
     is_whole = config.local_num_processes == config.num_processes or config.num_hosts is not None
     is_job = is_whole and config.num_processes == processes
-    # Where the launcher has left no secret it has not started the whole job.
+    # A launcher leaves a secret where it has started the whole job.
     if is_job and config.run_dir:
         if secret := read_key(os.path.join(config.run_dir, _run_files.SECRET)).key:
             return JobKey(secret, is_secret_of_run=True)

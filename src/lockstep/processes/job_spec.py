@@ -89,11 +89,11 @@ class LaunchSpec:
 
     @property
     def attempt_dir(self) -> Path:
-        """Where the files of this attempt lie."""
+        """The folder of this attempt, below that of the run."""
         return _run_files.attempt_dir(self.run_dir, self.config.attempt)
 
     def process_dir(self, process_id: int) -> Path:
-        """Where the files of a process of this attempt lie."""
+        """The folder of one process in this attempt."""
         return _run_files.process_dir(self.run_dir, self.config.attempt, process_id)
 
     def config_of(self, process_id: int) -> Config:

@@ -82,6 +82,6 @@ def _paragraph(place: str, leaves: Sequence[Leaf], labels: Sequence[str]) -> str
     lines = [f"at {place}:"] if place else []
     for members in sorted(groups.values(), key=lambda members: (-len(members), members)):
         odd = " <- differs" if len(members) < largest and not several else ""
-        who = processes(members) if len(members) > 1 else labels[members[0]]
-        lines.append(f"  {who}: {leaves[members[0]].text}{odd}")
+        label = processes(members) if len(members) > 1 else labels[members[0]]
+        lines.append(f"  {label}: {leaves[members[0]].text}{odd}")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from lockstep import _config, _run_files
 from lockstep._jax_compat.texts import INTERRUPT
-from lockstep._stderr import say
+from lockstep._stderr import print_line
 from lockstep.callsites import frames
 from lockstep.watchdog import main_thread
 
@@ -36,7 +36,7 @@ def end_with(text: str, folder: Path | None, has_ended: bool = False) -> NoRetur
         time.sleep(_EXIT_SECONDS)  # its exit handlers may wait for what never ends
         _exit()
     _note_error(text, folder)
-    say(text)
+    print_line(text)
     _exit()
 
 

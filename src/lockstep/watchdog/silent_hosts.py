@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
-from lockstep._stderr import complain, say
+from lockstep._stderr import complain, print_line
 from lockstep._words import counted, grouped, processes
 from lockstep.engine import bindings
 from lockstep.job import current_job, topology
@@ -178,7 +178,7 @@ class HostMonitor(threading.Thread):
         words = unreachable_words(
             self._own, lost, self._listeners.peers_at, longest, self._heartbeat
         )
-        say(words)
+        print_line(words)
         if self._fail is not None:
             # Before the connections end, or the exception would name their end.
             self._fail(words)
