@@ -29,6 +29,7 @@ RAW_PROGRESS_SINCE = (24, 1)
 """The first pip with ``--progress-bar raw``, which writes bytes as lines of text."""
 SPINNER = "|/-\\"
 TOOLS = ("cmake", "ninja")
+DEPENDENCIES = "dependencies"
 INSTALLED = ".installed-dependencies"
 """In an environment: what `needs` was when it was installed, a line each."""
 
@@ -101,9 +102,15 @@ class Screen:
         print(f"{erase}{self.label}  {words}{time.monotonic() - self.start:.0f} s", flush=True)
 
 
-def run(step: Step, label: str, heartbeat: float) -> int:
-    """Runs the command, and on failure shows all that it has written. Returns its status."""
-    screen, output = Screen(label, heartbeat), Output()
+@dataclasses.dataclass
+class Running:
+    step: Step
+    process: subprocess.Popen[str]
+    output: Output
+    reader: threading.Thread
+
+
+def start(step: Step) -> Running:
     process = subprocess.Popen(
         step.command,
         cwd=ROOT,
@@ -116,18 +123,26 @@ def run(step: Step, label: str, heartbeat: float) -> int:
         env=os.environ | {"PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )
     assert process.stdout is not None
+    output = Output()
     reader = threading.Thread(target=output.read, args=[process.stdout], daemon=True)
     reader.start()
+    return Running(step, process, output, reader)
+
+
+def finish(running: Running, label: str, heartbeat: float) -> int:
+    """Shows the command until it ends, and on failure all that it has written. Returns its
+    status."""
+    screen, output = Screen(label, heartbeat), running.output
     try:
-        status = wait(process, screen, output)
+        status = wait(running.process, screen, output)
     except KeyboardInterrupt:
-        stop(process)
+        stop(running.process)
         screen.finish("interrupted after ")
         raise
-    reader.join(timeout=5)  # a process left in the background may still hold the pipe
+    running.reader.join(timeout=5)  # a process left in the background may still hold the pipe
     screen.finish("failed after " if status else "")
     if status:
-        report(step, output, status)
+        report(running.step, output, status)
     return status
 
 
@@ -204,7 +219,7 @@ def steps(environment: pathlib.Path, extras: list[str]) -> list[Step]:
         return [package]
     return [
         Step("build tools", [*pip, *built_by, *TOOLS]),
-        Step("dependencies", [*pip, *requirements(extras)]),
+        Step(DEPENDENCIES, [*pip, *requirements(extras)]),
         package,
     ]
 
@@ -228,14 +243,22 @@ def main() -> int:
     new = Step("Python environment", [sys.executable, "-m", "venv", str(environment.absolute())])
     plan = [new] if not (environment / "bin" / "pip").exists() else []
     total = len(plan) + len(steps(environment, extras))
+    running: list[Running] = []
     try:
         for number in range(1, total + 1):
             # Made anew: what pip can do is known once the environment is there.
-            step = [*plan, *steps(environment, extras)][number - 1]
-            if status := run(step, f"[{number}/{total}] {step.title:18}", options.heartbeat):
+            following = [*plan, *steps(environment, extras)][number - 1 :]
+            # pip loads the dependencies by one core; the compiler has the others meanwhile.
+            beside = following[: 2 if following[0].title == DEPENDENCIES else 1]
+            running += [start(step) for step in beside[len(running) :]]
+            label = f"[{number}/{total}] {following[0].title:18}"
+            if status := finish(running.pop(0), label, options.heartbeat):
                 return status if status > 0 else 128 - status
     except KeyboardInterrupt:
         return 130
+    finally:
+        for left in running:
+            stop(left.process)
     if not has_dependencies(environment, extras):
         (environment / INSTALLED).write_text("\n".join(sorted(needs(extras))))
     return 0

@@ -78,6 +78,21 @@ def test_a_failed_step_shows_its_whole_output_and_fails_make(tree: Callable[[str
     assert not (here / ".venv" / ".installed-demo").exists()
 
 
+def test_the_engine_is_compiled_while_the_dependencies_load(
+    tree: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The steps are shown one after the other; where the first fails, the other one ends too."""
+    waits = f"until [ -s {tmp_path}/compiler ]; do sleep 0.05; done"
+    compiles = f"echo $$ > {tmp_path}/compiler; exec sleep 60"
+    here = tree(f'case "$*" in *" .") {compiles};; *numpy*) {waits}; exit 4;; esac')
+    done = make(here, ".venv/.installed-demo")
+    assert done.returncode != 0
+    assert "The step 'dependencies' failed with status 4." in done.stderr
+    assert "[2/3] dependencies" in done.stdout.splitlines()[-1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "compiler").read_text()), 0)
+
+
 def test_dependencies_are_installed_once_for_what_they_are(
     tree: Callable[[str], Path], tmp_path: Path
 ) -> None:
