@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kReason = 200;  // bytes of an exception's text
+constexpr std::size_t kRefusalText = 200;  // bytes of an exception's text
 
 using Result = Session::Result;
 
@@ -155,7 +155,7 @@ void ProgressThread::refuse(Incoming& incoming, const std::string& why) {
   if (over_) return;
   try {
     if (incoming.authenticated)
-      answer(incoming, Frame::kRefusal, std::string_view(why).substr(0, kReason));
+      answer(incoming, Frame::kRefusal, std::string_view(why).substr(0, kRefusalText));
   } catch (const Error&) {  // it has gone
   }
   refusals_.add("refused a connection from " + incoming.address, why);

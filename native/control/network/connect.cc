@@ -18,7 +18,7 @@ namespace lockstep {
 namespace {
 
 // How long one wait lasts before it checks for an abort.
-constexpr std::chrono::milliseconds kPollInterval{50};
+constexpr std::chrono::milliseconds kAbortCheckInterval{50};
 constexpr std::size_t kConcurrentConnects = 16;
 // Between two tries to connect.
 constexpr std::chrono::milliseconds kFirstPause{10}, kMaxPause{500};
@@ -185,7 +185,7 @@ std::unique_ptr<Connection> Endpoint::try_to_connect(int process, const std::str
     if (Clock::now() >= limit.end) throw Error(cannot_reach(peer, "no answer in time"));
     limit.check();
     wait_for(fd.get(), result == Result::kWantsWrite,
-             std::min(limit.end, Clock::now() + kPollInterval));
+             std::min(limit.end, Clock::now() + kAbortCheckInterval));
   }
   return std::make_unique<Connection>(std::move(fd), std::move(session), send_grace_);
 }
@@ -240,7 +240,7 @@ void Endpoint::read_all(Connection& connection, const std::string& peer, std::sp
     limit.check();
     if (Clock::now() >= limit.end) throw Error(cannot_reach(peer, "no answer in time"));
     wait_for(connection.fd(), result == Result::kWantsWrite,
-             std::min(limit.end, Clock::now() + kPollInterval));
+             std::min(limit.end, Clock::now() + kAbortCheckInterval));
   }
 }
 

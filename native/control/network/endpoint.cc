@@ -14,8 +14,6 @@
 namespace lockstep {
 namespace {
 
-using Result = Connection::Result;
-
 Clock::time_point after(double seconds) {
   return Clock::now() +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -138,25 +136,26 @@ void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Messag
                     const WaitLimits& limits) {
   Connection* const connection = peer_of(channel.process).connection.load();
   if (connection == nullptr) return;  // it had left when this channel was opened
-  const Result how = sender_.send(*connection, channel, number, message, limits);
-  if (how != Result::kAll) give_up(channel.process, how, limits);
+  const Connection::Result how = sender_.send(*connection, channel, number, message, limits);
+  if (how != Connection::Result::kAll) give_up(channel.process, how, limits);
 }
 
 void Endpoint::release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
                        bool at_once) {
   Connection* const connection = peer_of(channel.process).connection.load();
   if (connection == nullptr) return;
-  const Result how = MessageSender::release(*connection, channel, number, limits, at_once);
-  if (how != Result::kAll) give_up(channel.process, how, limits);
+  const Connection::Result how =
+      MessageSender::release(*connection, channel, number, limits, at_once);
+  if (how != Connection::Result::kAll) give_up(channel.process, how, limits);
 }
 
 // Returns if the process has left: it needs nothing any more. The frame that says so, or why it has
 // ended, comes by the other direction, perhaps a moment later.
-void Endpoint::give_up(int process, Result how, const WaitLimits& limits) {
+void Endpoint::give_up(int process, Connection::Result how, const WaitLimits& limits) {
   const std::string& peer = labels_[static_cast<std::size_t>(process)];
-  if (how == Result::kBroken && wait_for_reason(process, limits)) return;
+  if (how == Connection::Result::kBroken && wait_for_reason(process, limits)) return;
   if (arena_->aborted()) throw Error(arena_->abort_text());
-  if (how == Result::kLate)
+  if (how == Connection::Result::kLate)
     throw Error("lockstep: " + peer + " has not taken all of what " +
                 labels_[static_cast<std::size_t>(process_)] +
                 " sent until the deadline. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) "

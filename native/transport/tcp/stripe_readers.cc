@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int kPollInterval = 1000;  // milliseconds; `wake_` ends a poll at once
+constexpr int kLongestPoll = 1000;  // milliseconds; `wake_` ends a poll at once
 
 }  // namespace
 
@@ -78,7 +78,7 @@ void StripeReaders::Reader::run() {
 
 void StripeReaders::Reader::poll() {
   epoll_event events[16];
-  const int count = epoll_wait(epoll_.get(), events, 16, kPollInterval);
+  const int count = epoll_wait(epoll_.get(), events, 16, kLongestPoll);
   for (int i = 0; i < count && !over_; ++i)
     if (auto* connection = static_cast<Incoming*>(events[i].data.ptr)) advance(*connection);
 }

@@ -10,9 +10,7 @@
 
 namespace lockstep {
 
-using Result = Session::Result;
-
-Result UnencryptedSession::read(std::span<std::byte> to, std::size_t& moved) {
+Session::Result UnencryptedSession::read(std::span<std::byte> to, std::size_t& moved) {
   moved = 0;
   if (ended_) return *ended_;
   if (to.empty()) return Result::kDone;
@@ -37,8 +35,8 @@ Result UnencryptedSession::read(std::span<std::byte> to, std::size_t& moved) {
   return Result::kDone;
 }
 
-Result UnencryptedSession::write(std::span<const std::byte> head, std::span<const std::byte> body,
-                                 std::size_t& moved) {
+Session::Result UnencryptedSession::write(std::span<const std::byte> head,
+                                          std::span<const std::byte> body, std::size_t& moved) {
   moved = 0;
   if (ended_) return *ended_;
   if (head.empty() && body.empty()) return Result::kDone;
@@ -54,12 +52,12 @@ Result UnencryptedSession::write(std::span<const std::byte> head, std::span<cons
   return Result::kDone;
 }
 
-Result UnencryptedSession::close() {
+Session::Result UnencryptedSession::close() {
   if (ended_) return *ended_;
   return shutdown(fd_, SHUT_WR) == 0 ? Result::kDone : end(errno);
 }
 
-Result UnencryptedSession::end(int error) {
+Session::Result UnencryptedSession::end(int error) {
   const bool closed = error == 0 || error == ECONNRESET || error == EPIPE;
   ended_ = closed ? Result::kClosed : Result::kFailed;
   problem_ =

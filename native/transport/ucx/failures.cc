@@ -10,7 +10,7 @@ namespace {
 
 // How long the network may take to report why a connection of UCX is broken.
 constexpr std::chrono::milliseconds kBrokenGrace{2000};
-constexpr std::chrono::milliseconds kPollInterval{1};
+constexpr std::chrono::milliseconds kNewsInterval{1};
 // How many checks of the progress thread may find nothing new from a process that has left. Checks
 // are counted, not time: this process may be stopped meanwhile.
 constexpr int kChecksWithoutNews = 50;
@@ -28,7 +28,7 @@ void UcxTransport::give_up(Peer& to) {
   while (Clock::now() < end && !arena_.aborted()) {
     if (to.left.load(std::memory_order_acquire) != 0) return;
     if (network_->has_left(to.process).load(std::memory_order_acquire) != 0) return;
-    std::this_thread::sleep_for(kPollInterval);
+    std::this_thread::sleep_for(kNewsInterval);
   }
   if (arena_.aborted()) throw Error(arena_.abort_text());
   throw Error(broken_text(to));
