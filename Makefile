@@ -22,7 +22,7 @@ endif
 VENV ?= .venv
 ARCH ?= x86_64 aarch64
 # Of make test, each with a file of tests at a time: they wait for half of their time.
-WORKERS ?= 4
+WORKERS ?= 6
 BIN  := $(VENV)/bin
 
 # Everything that ends up in the installed package. Directories are in the list so that a removed
@@ -51,7 +51,7 @@ help:
 	@echo 'make browse    open its pages in headless Chromium, on a desktop and a phone, light and dark'
 	@echo 'make clean     remove everything that make made'
 	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler,'
-	@echo '           ARCH="x86_64 aarch64" (the wheels), WORKERS=4 (tests at the same time)'
+	@echo '           ARCH="x86_64 aarch64" (the wheels), WORKERS=6 (tests at the same time)'
 	@echo 'With PYTHON=python3.12 beside a .venv of another version, VENV is .venv-3.12'
 
 demo: $(VENV)/.installed-demo
