@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flight_recorder.jobs import FAR, STEP, diagnosed, job, patterns, permute, steps
-from flight_recorder.simulate import Step, site
+from flight_recorder.simulate import STRIDE, Job, Step, site
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.argument_shapes import Differing
@@ -215,6 +215,19 @@ def test_a_step_more_or_less_of_one_program() -> None:
 def test_a_branch_inside_one_program() -> None:
     sites = {p: (site(1000, 1, name="step"), site(1000, 2, name="step")) for p in (0, 1)}
     found = diagnosed([Step(0, 1000, 1)], [Step(0, 1000, 2)], sites=sites)
+    assert patterns(found) == [Pattern.BRANCH_INSIDE]
+
+
+@pytest.mark.parametrize("first", [1, STRIDE])
+def test_a_branch_that_one_device_of_a_process_does_not_take(first: int) -> None:
+    """Whoever waits first: a device of the same process, or one of another."""
+    sites = {p: (site(1000, 1, name="step"),) for p in (0, 1)}
+    made = Job([[0, 1, STRIDE]], {d: [Step(0, 1000, 1)] for d in (0, 1, STRIDE)}, sites=sites)
+    made.devices[0].stops_at = 0
+    for device in (first, 1 + STRIDE - first):
+        made.move(made.devices[device])
+    found = diagnose(made.snapshot())
+    assert found.kind is Kind.WAITING
     assert patterns(found) == [Pattern.BRANCH_INSIDE]
 
 

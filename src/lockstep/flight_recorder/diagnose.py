@@ -271,7 +271,9 @@ class _Case:
 
     def _waiting(self, sinks: Sequence[int]) -> Diagnosis:
         wait = self._wait_for(set(sinks))
-        why = causes.of_own_device(self.history, self.calls, wait) if wait else ()
+        # Another process may have waited first for that device.
+        own = (causes.of_own_device(self.history, self.calls, w) for w in self.waits)
+        why = next(filter(None, own), ())
         return self._make(Kind.WAITING, sinks, wait, why=why)
 
     def _wait_for(self, processes: set[int]) -> Wait | None:
