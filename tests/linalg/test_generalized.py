@@ -13,7 +13,20 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from lanes import sample
-from linalg.matrices import assert_close, eps, full, hermitian, mesh, positive, put, with_spectrum
+from linalg.matrices import (
+    assert_close,
+    eps,
+    full,
+    hermitian,
+    mesh,
+    positive,
+    put,
+    with_and_without_kernels,
+    with_spectrum,
+)
+from lockstep.linalg import _generalized
+from lockstep.linalg._posdef import Plan
+from lockstep.linalg._validation import Placed
 
 
 def assert_solved(a: Any, b: Any, values: Any, vectors: Any, kind: int = 1) -> None:
@@ -61,6 +74,27 @@ def test_shardings_and_sizes(shape: tuple[int, ...], spec: P, n: int) -> None:
     assert_solved(a, b, values, vectors)
     assert vectors.sharding.is_equivalent_to(sharded.sharding, 2)
     assert values.sharding.is_fully_replicated
+
+
+@with_and_without_kernels
+@sample(
+    ("devices", "n", "tile", "dtype"),
+    [(4, 128, 2, np.complex64), (3, 70, 3, np.float64), (2, 37, 2, np.complex128)],
+    2,
+)
+@pytest.mark.usefixtures("kernels")
+def test_the_reduction_of_a_matrix_whose_columns_are_dealt(
+    devices: int, n: int, tile: int, dtype: Any
+) -> None:
+    """Over several stages, with and without padding; only one triangle of each matrix is read."""
+    over = mesh((devices,))
+    a, low = hermitian(n, dtype), np.linalg.cholesky(positive(n, dtype, 1))
+    spec = P() if n % devices else P("x")
+    read = put(np.tril(a) + np.triu(full((n, n), dtype), 1), over, spec)
+    plan = Plan.of(n, Placed(over, (("x",) * len(spec), ())), tile, True)
+    found = np.asarray(_generalized._congruence(put(low, over, spec), read, plan))
+    assert_close(found, np.linalg.solve(low, np.linalg.solve(low, a).conj().T), 1000)
+    np.testing.assert_array_equal(found, found.conj().T)
 
 
 @sample(("shape", "spec"), [((1,), P("x")), ((1, 2), P("x", "y")), ((2, 1), P("x", "y"))], 0)

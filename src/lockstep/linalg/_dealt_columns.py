@@ -75,8 +75,13 @@ def solve_columns(
     axes: Axes,
     kernels: bool,
     conjugate_transpose: bool = False,
+    lower: bool = False,
 ) -> jax.Array:
-    """``t^-1 x`` or ``t^-H x`` for own columns ``x``, (P, R, c)."""
+    """``t^-1 x`` or ``t^-H x`` for own columns ``x``, (P, R, c).
+
+    ``lower``, for a forward substitution: ``x`` are columns of slots, (P, R, R), zero above the
+    diagonal, so that a stage takes only those which begin before its end.
+    """
     tile, forward = layout.tile, triangle.upper == conjugate_transpose
     leave, upper = _leave_by_kernel if kernels else _leave, triangle.upper
     ranges = _sweeps.stages(layout.steps)  # a panel is gathered as long as its stage needs it
@@ -97,8 +102,35 @@ def solve_columns(
                 return x
             return leave(x, panel, solved, after, upper=upper)
 
-        x = lax.fori_loop(0, end - first, step, x)
+        if lower and end < layout.steps:
+            some = lax.fori_loop(0, end - first, step, x[:, :, : end * tile])
+            x = lax.dynamic_update_slice_in_dim(x, some, 0, 2)
+        else:
+            x = lax.fori_loop(0, end - first, step, x)
     return x
+
+
+def congruence(
+    low: jax.Array, a: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+) -> jax.Array:
+    """``l^-1 a l^-H`` for slots of a lower ``l`` and of a Hermitian ``a``, of which one triangle is
+    read: the sum of ``l^-1 t l^-H`` and its adjoint, with ``a = t + t^H``. The first of the two
+    solutions is lower triangular and takes a third of the work of the second one.
+    """
+    triangle = Triangle(low)
+    x = lax.all_to_all(_half(a, layout, axes), axes, 1, 0)
+    x = solve_columns(triangle, x, layout, axes, kernels, lower=True)
+    x = lax.all_to_all(x, axes, 0, 1).transpose(1, 2, 0).conj()
+    x = solve_columns(triangle, x, layout, axes, kernels)
+    return x.transpose(2, 0, 1).conj() + lax.all_to_all(x, axes, 0, 1)
+
+
+def _half(a: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+    """The lower triangle of slots, with half of the diagonal, which is real."""
+    rows = jnp.asarray(layout.row_of_slot)
+    mine = rows[lax.axis_index(axes)][:, None, None]
+    diagonal = (a.real / 2).astype(a.dtype)
+    return jnp.where(mine > rows, a, jnp.where(mine == rows, diagonal, 0))
 
 
 def _panel(triangle: Triangle, top: jax.Array, first: int, tile: int, axes: Axes) -> jax.Array:
