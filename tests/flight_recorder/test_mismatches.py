@@ -231,6 +231,19 @@ def test_a_branch_that_one_device_of_a_process_does_not_take(first: int) -> None
     assert patterns(found) == [Pattern.BRANCH_INSIDE]
 
 
+def test_a_device_that_waits_for_its_neighbour_which_waits_for_another_process() -> None:
+    """Device 1 waits for device 0 of the same process, which is not at fault: process 1 is."""
+    sites = {p: (site(1000, 1, name="step"), site(FAR, 1, name="norm")) for p in (0, 1)}
+    plan = {0: [Step(1, FAR)], 1: [Step(0, 1000)], STRIDE: [Step(1, FAR)]}
+    made = Job([[0, 1], [0, STRIDE]], plan, sites=sites)
+    made.devices[STRIDE].stops_at = 0
+    for device in (1, 0):
+        made.move(made.devices[device])
+    found = diagnose(made.snapshot())
+    assert (found.kind, found.culprits) == (Kind.WAITING, (1,))
+    assert not patterns(found)
+
+
 @pytest.mark.parametrize(
     ("theirs", "pattern"), [("s32[4]", Pattern.DTYPES), ("f32[2,2]", Pattern.SHAPES)]
 )

@@ -271,9 +271,10 @@ class _Case:
 
     def _waiting(self, sinks: Sequence[int]) -> Diagnosis:
         wait = self._wait_for(set(sinks))
-        # Another process may have waited first for that device.
-        own = (causes.of_own_device(self.history, self.calls, w) for w in self.waits)
-        why = next(filter(None, own), ())
+        # Another process may have waited first for a device of such a process.
+        own = (w for w in self.waits if w.track.process in sinks)
+        found = (causes.of_own_device(self.history, self.calls, w) for w in own)
+        why = next(filter(None, found), ())
         return self._make(Kind.WAITING, sinks, wait, why=why)
 
     def _wait_for(self, processes: set[int]) -> Wait | None:
