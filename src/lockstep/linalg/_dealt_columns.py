@@ -111,26 +111,19 @@ def solve_columns(
 
 
 def congruence(
-    low: jax.Array, a: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+    low: jax.Array, half: jax.Array, layout: RowMap, axes: Axes, kernels: bool
 ) -> jax.Array:
-    """``l^-1 a l^-H`` for slots of a lower ``l`` and of a Hermitian ``a``, of which one triangle is
-    read: the sum of ``l^-1 t l^-H`` and its adjoint, with ``a = t + t^H``. The first of the two
-    solutions is lower triangular and takes a third of the work of the second one.
+    """``l^-1 (t + t^H) l^-H`` for slots of lower ``l`` and ``t``, the ``half``.
+
+    It is the sum of ``l^-1 t l^-H`` and its adjoint. The first of the two solutions is lower
+    triangular and takes a third of the work of the second one.
     """
     triangle = Triangle(low)
-    x = lax.all_to_all(_half(a, layout, axes), axes, 1, 0)
+    x = lax.all_to_all(half, axes, 1, 0)
     x = solve_columns(triangle, x, layout, axes, kernels, lower=True)
     x = lax.all_to_all(x, axes, 0, 1).transpose(1, 2, 0).conj()
     x = solve_columns(triangle, x, layout, axes, kernels)
     return x.transpose(2, 0, 1).conj() + lax.all_to_all(x, axes, 0, 1)
-
-
-def _half(a: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
-    """The lower triangle of slots, with half of the diagonal, which is real."""
-    rows = jnp.asarray(layout.row_of_slot)
-    mine = rows[lax.axis_index(axes)][:, None, None]
-    diagonal = (a.real / 2).astype(a.dtype)
-    return jnp.where(mine > rows, a, jnp.where(mine == rows, diagonal, 0))
 
 
 def _panel(triangle: Triangle, top: jax.Array, first: int, tile: int, axes: Axes) -> jax.Array:
