@@ -12,8 +12,6 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kRefusalText = 200;  // bytes of an exception's text
-
 using Result = Session::Result;
 
 }  // namespace
@@ -155,7 +153,7 @@ void ProgressThread::refuse(Incoming& incoming, const std::string& why) {
   if (over_) return;
   try {
     if (incoming.authenticated)
-      answer(incoming, Frame::kRefusal, std::string_view(why).substr(0, kRefusalText));
+      answer(incoming, Frame::kRefusal, std::string_view(why).substr(0, kMaxReason));
   } catch (const Error&) {  // it has gone
   }
   refusals_.add("refused a connection from " + incoming.address, why);

@@ -23,7 +23,6 @@ constexpr std::chrono::milliseconds kStandBack{1};
 constexpr std::chrono::milliseconds kMaxStandBack{5};
 // How long the reason may take, after such a connection has ended without a word.
 constexpr std::chrono::milliseconds kReasonGrace{500};
-constexpr std::size_t kReason = 200;  // bytes of an exception's text
 
 // The parser of frames knows neither aborts nor control messages.
 static_assert(Frame::kMaxAbortText == kAbortText);
@@ -60,7 +59,7 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
   failures_.watch_siblings(pids, epoll_.get());
   failure_ = "lockstep: " + labels_[static_cast<std::size_t>(process_)] +
              " can no longer receive from other hosts: ";
-  failure_.reserve(failure_.size() + kReason);
+  failure_.reserve(failure_.size() + kMaxReason);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -218,7 +217,7 @@ void ProgressThread::poll(std::chrono::milliseconds most) {
 // arena is its own, and no process reads it.
 void ProgressThread::fail(const char* what) noexcept {
   if (failed_.exchange(true)) return;
-  failure_.append(what, std::min(std::strlen(what), kReason - 1)).append(1, '.');
+  failure_.append(what, std::min(std::strlen(what), kMaxReason - 1)).append(1, '.');
   if (is_agent(process_)) log_or_drop(failure_);
   try {
     arena_.abort(failure_);

@@ -89,6 +89,8 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   // other hosts: the limit on descriptors is raised for as many. One more evicts the oldest of
   // them.
   static constexpr std::ptrdiff_t kMaxUnauthenticated = 64;
+  // Bytes of an exception's text that another process is told.
+  static constexpr std::size_t kMaxReason = 200;
 
   // Whether the calling thread is reading. Such a thread may not wait for other hosts.
   bool reads_on_this_thread() const { return polling_.is_held_here(); }
