@@ -21,7 +21,7 @@ ifneq ($(OTHER),)
 endif
 VENV ?= .venv
 ARCH ?= x86_64 aarch64
-# Of make test, each with a file of tests at a time: they wait for half of their time.
+# Of make test, each with a file of tests at a time: tests wait for much of their time.
 WORKERS ?= 6
 BIN  := $(VENV)/bin
 

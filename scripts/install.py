@@ -250,7 +250,8 @@ def main() -> int:
             following = [*plan, *steps(environment, extras)][number - 1 :]
             # pip loads the dependencies by one core; the compiler has the others meanwhile.
             beside = following[: 2 if following[0].title == DEPENDENCIES else 1]
-            running += [start(step) for step in beside[len(running) :]]
+            for step in beside[len(running) :]:
+                running.append(start(step))
             label = f"[{number}/{total}] {following[0].title:18}"
             if status := finish(running.pop(0), label, options.heartbeat):
                 return status if status > 0 else 128 - status
