@@ -3,7 +3,6 @@
 
 #include <complex>
 #include <cstdint>
-#include <new>
 #include <type_traits>
 
 #include "linalg/ffi.h"
@@ -81,13 +80,10 @@ template <typename Run>
 ffi::Error* for_type(ffi::Type type, const ffi::Frame& frame, const Run& run) {
   const auto with = [&]<typename T>(T zero) -> ffi::Error* {
     if (of<T>().gemm == nullptr) return ffi::error(frame, "lockstep: a kernel was given no BLAS.");
-    try {
+    return ffi::run(frame, [&] {
       const Turn turn;
       run(zero);
-    } catch (const std::bad_alloc&) {
-      return ffi::error(frame, "lockstep: a kernel finds no memory.", ffi::kResourceExhausted);
-    }
-    return nullptr;
+    });
   };
   if (type == ffi::Type::kF32) return with(float());
   if (type == ffi::Type::kF64) return with(double());

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <new>
 #include <span>
 
 namespace lockstep::ffi {
@@ -121,6 +122,17 @@ struct Frame {
 inline Error* error(const Frame& frame, const char* text, int code = kInvalidArgument) {
   ErrorArgs args{sizeof(ErrorArgs), nullptr, text, code};
   return frame.api->create_error(&args);
+}
+
+// Runs a kernel; where it finds no memory, that is the program's error.
+template <typename Run>
+Error* run(const Frame& frame, const Run& kernel) {
+  try {
+    kernel();
+  } catch (const std::bad_alloc&) {
+    return error(frame, "lockstep: a kernel finds no memory.", kResourceExhausted);
+  }
+  return nullptr;
 }
 
 // Answers XLA's question for the version. True: the call was that question, and nothing is to do.

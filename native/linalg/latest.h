@@ -41,7 +41,15 @@ class Latest {
     block_.assign(a.begin(), a.end());
     busy_ = true;
     lock.unlock();
-    factor();
+    try {
+      factor();
+    } catch (...) {
+      lock.lock();
+      block_.clear();  // those that wait find it themselves
+      busy_ = false;
+      found_.notify_all();
+      throw;
+    }
     lock.lock();
     std::ranges::copy(a, factor_.begin());
     std::ranges::copy(numbers, numbers_.begin());

@@ -19,7 +19,8 @@
 
 extern "C" lockstep::ffi::Error* lockstep_hemv(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_two_products(lockstep::ffi::Frame*);
-extern "C" lockstep::ffi::Error* lockstep_bidiagonal_pass(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_bidiagonal_left(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_bidiagonal_right(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_bidiagonal_values(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
@@ -121,6 +122,9 @@ std::vector<Case> cases() {
   const std::int64_t r = 21, w = 14, m = 37;
   const Array panel = Array::rough({w, 2, r}), slots = Array::rough({2, r});
   const Array place = Array::of({3}, std::vector<std::int32_t>{7, 1, 9});
+  const Array last = Array::of({3}, std::vector<std::int32_t>{7, 2, 13});
+  const Array columns = Array::rough({w + 1, 2, r}), twice = Array::rough({2 * w, 2, r});
+  const Array both = Array::rough({2, 2, r});
   std::vector<std::int32_t> order(m);
   std::vector<double> poles(m), small(m, 0.0), ones(m, 0.1), offsets(m, 0.3);
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -146,10 +150,17 @@ std::vector<Case> cases() {
       {lockstep_two_products,
        {Array::rough({11, 600}), Array::rough({600}), Array::rough({11})},
        {Array::rough({11}), Array::rough({600}), Array::rough({})}},
-      {lockstep_bidiagonal_pass,
-       {Array::rough({r, 2, r}), slots, Array::rough({r}), Array::rough({r}), Array::rough({r}),
-        Array::of({1}, std::vector<std::int32_t>{7})},
-       {Array::rough({r}), slots}},
+      {lockstep_bidiagonal_left,
+       {Array::rough({r, 2, r}), columns, panel, twice, twice,
+        Array::of({4}, std::vector<std::int32_t>{7, 1, 3, 1})},
+       {slots, slots, both, Array::rough({2})}},
+      {lockstep_bidiagonal_right,
+       {slots, both, columns, twice, twice, place},
+       {slots, slots, Array::rough({2})}},
+      {lockstep_bidiagonal_right,
+       {slots, both, columns, twice, twice, last},
+       {slots, slots, Array::rough({2})}},
+      {lockstep_reflector, {panel, panel, panel, last}, {slots, Array::rough({3})}},
       {lockstep_bidiagonal_values, {Array::rough({9}), Array::rough({9})}, {Array::rough({9})}},
       {lockstep_reflector, {panel, panel, panel, place}, {slots, Array::rough({3})}},
       {lockstep_correct, {slots, slots, panel, panel, Array::rough({}), place}, {slots}},
@@ -310,6 +321,24 @@ TEST(arguments_that_do_not_fit_are_errors) {
     CHECK_CONTAINS(call(what, fewer, results), "lockstep");
     other[other.size() > 2].dims.back() = 1;
     CHECK_CONTAINS(call(what, other, results), "lockstep");
+  }
+}
+
+TEST(columns_outside_of_their_panels_are_errors) {
+  use_plain_lapack();
+  for (const Case& what : cases()) {
+    const bool left = what.kernel == lockstep_bidiagonal_left;
+    if (!left && what.kernel != lockstep_bidiagonal_right && what.kernel != lockstep_reflector &&
+        what.kernel != lockstep_correct)
+      continue;
+    for (std::size_t i = 0; i < (left ? 4 : 3); ++i) {
+      for (const std::int32_t wrong : {-1, 5, 1 << 20}) {  // tiles of 5 do not fill 21 rows
+        if (i > 0 && wrong == 5) continue;
+        std::vector<Array> arguments = what.arguments, results = what.results;
+        reinterpret_cast<std::int32_t*>(arguments.back().bytes.data())[i] = wrong;
+        CHECK_CONTAINS(call(what, arguments, results), "place do not fit");
+      }
+    }
   }
 }
 

@@ -36,18 +36,18 @@ def _kernels_are_there() -> None:
     assert _cpu_kernels.available("cpu")
 
 
-def _layout(shape: tuple[int, int, int]) -> tuple[RowMap, Any]:
+def layout_of(shape: tuple[int, int, int]) -> tuple[RowMap, Any]:
     devices, tile, steps = shape
     layout = RowMap.cyclic(devices * tile * steps, devices, tile)
     return layout, np.asarray(layout.elimination_order)
 
 
-def _some(steps: int) -> list[int]:
+def some_of(steps: int) -> list[int]:
     """The first supersteps, one amid, and the last."""
     return sorted({0, 1, steps // 2, steps - 1} & set(range(steps)))
 
 
-def _close(got: Any, wanted: Any, dtype: Any) -> None:
+def assert_near(got: Any, wanted: Any, dtype: Any) -> None:
     got, wanted = np.asarray(got), np.asarray(wanted)
     most = np.abs(wanted).max(initial=0)
     assert np.abs(got - wanted).max(initial=0) <= 100 * eps(dtype) * (1 + most)
@@ -56,7 +56,7 @@ def _close(got: Any, wanted: Any, dtype: Any) -> None:
 @each_dtype
 @sample("shape", SHAPES, 3)
 def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> None:
-    layout, order = _layout(shape)
+    layout, order = layout_of(shape)
     devices, rows, n = layout.devices, layout.rows, layout.n
     a, v = hermitian(n, dtype), jnp.asarray(full((devices, rows), dtype, 1))
     below = order.reshape(n, 1) >= order.ravel()
@@ -68,15 +68,15 @@ def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> Non
             _cpu_kernels.hemv(jnp.asarray(slots[me]), v, layout.tile, jnp.int32(top), jnp.int32(me))
             for me in range(devices)
         ]
-        _close(sum(parts), wanted.reshape(devices, rows), dtype)
+        assert_near(sum(parts), wanted.reshape(devices, rows), dtype)
 
 
 @each_dtype
 @sample("shape", SHAPES, 3)
 def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
-    layout, order = _layout(shape)
+    layout, order = layout_of(shape)
     width, slots = layout.devices * layout.tile, (layout.devices, layout.rows)
-    for s in _some(layout.steps):
+    for s in some_of(layout.steps):
         live = order >= s * width
         panel, v, w, y = (jnp.asarray(full((width, *slots), dtype, i) * live) for i in range(4))
         for c in {0, 1, width // 2, width - 1} & set(range(width)):
@@ -85,11 +85,11 @@ def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
             k, place = jnp.int32(s * width + c), (jnp.int32(s), jnp.int32(c))
             u, scalars = _cpu_kernels.reflector(panel, v, w, *place)
             wanted = jax.jit(_tridiagonalize._next_reflector)(panel[c], *known, order, k)
-            _close(u, wanted[0], dtype)
-            _close(scalars, wanted[1], dtype)
+            assert_near(u, wanted[0], dtype)
+            assert_near(scalars, wanted[1], dtype)
             got = _cpu_kernels.correct(y[0], u, scalars[2], v, w, *place)
             wanted = jax.jit(_tridiagonalize._correct)(y[0], u, scalars[2], *known, order, k)
-            _close(got, wanted, dtype)
+            assert_near(got, wanted, dtype)
 
 
 def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
@@ -113,7 +113,7 @@ def test_solve_right(m: int, width: int, dtype: Any) -> None:
     x = jnp.asarray(full((m, width), dtype))
     low = np.tril(full((width, width), dtype, 1)) + 3 * width * np.eye(width)
     found = _cpu_kernels.solve_right(x, jnp.asarray(low, dtype))
-    _close(found @ low.conj().T, x, dtype)
+    assert_near(found @ low.conj().T, x, dtype)
 
 
 @each_dtype
@@ -125,7 +125,7 @@ def test_products_with_a_matrix_and_its_adjoint(m: int, n: int, dtype: Any) -> N
     found = _cpu_kernels.two_products(a, v[:, 0], w[:, 0])
     wanted = _hermitian._two_products(a, v[:, 0], w[:, 0])
     for got, want in zip(found, wanted, strict=True):
-        _close(got, want, dtype)
+        assert_near(got, want, dtype)
     assert float(found[2]) == float(wanted[2])
 
 
@@ -144,10 +144,10 @@ def test_factors_from_which_reflectors_are_rebuilt(n: int, dtype: Any) -> None:
     both = _panel._lu_of_difference, _panel._lu_of_difference_by_kernel
     found, wanted = (run(jnp.asarray(q)) for run in reversed(both))
     for got, want in zip(found, wanted, strict=True):
-        _close(got, want, dtype)
+        assert_near(got, want, dtype)
     packed, signs = map(np.asarray, found)
     assert (np.abs(np.diagonal(packed)) >= 1 - 10 * eps(dtype)).all()
-    _close((np.tril(packed, -1) + np.eye(n)) @ np.triu(packed) + np.diag(signs), q, dtype)
+    assert_near((np.tril(packed, -1) + np.eye(n)) @ np.triu(packed) + np.diag(signs), q, dtype)
 
 
 @each_dtype
@@ -180,13 +180,13 @@ def test_products_of_cholesky_where_they_lie(
     shape: tuple[int, int, int], columns: int, dtype: Any
 ) -> None:
     """The kernels beside plain JAX: values, and derivatives of the ones that have them."""
-    layout, _ = _layout(shape)
+    layout, _ = layout_of(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows
     step = np.arange(rows) // tile
     numbers = full((rows, devices, rows), dtype)
     low = jnp.asarray(np.where(step[:, None, None] <= step, np.nan, numbers), dtype)
     b = jnp.asarray(full((columns, devices, rows), dtype, 1))
-    for s in _some(layout.steps):
+    for s in some_of(layout.steps):
         top, own = s * tile, b[:, 0, s * tile : (s + 1) * tile]
         for plain, fast, arrays in [
             (_sweeps._leave_row, _sweeps._leave_row_by_kernel, (own, low, b)),
@@ -220,13 +220,13 @@ def test_factor_of_a_block(n: int, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", TWO_DTYPES)
 @sample("shape", [(2, 1, 2), (3, 7, 2), (2, 128, 2), (2, 130, 6)], 1)
 def test_panels_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
-    layout, _ = _layout(shape)
+    layout, _ = layout_of(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows
     size = devices * tile
     a = jnp.asarray(full((rows, devices, rows), dtype))
     l_block = jnp.asarray(np.tril(full((size, size), dtype, 1)) + 3 * size * np.eye(size))
     l_block = l_block.astype(dtype)
-    for s in _some(layout.steps):
+    for s in some_of(layout.steps):
         top = s * tile
         gathered = jnp.asarray(full((size, devices, top + tile), dtype, 2))
         both = _cholesky._factor_panel, _cholesky._factor_panel_by_kernel
@@ -286,25 +286,25 @@ def _assert_equal(
         for function in (plain, fast)
     )
     for got, want in zip(found, wanted, strict=True):
-        _close(got, want, dtype)
+        assert_near(got, want, dtype)
 
 
 @sample("dtype", TWO_DTYPES, 1)
 @sample("shape", [*SHAPES, (2, 2, 9)], 5)
 def test_products_of_the_inverse_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
-    layout, _ = _layout(shape)
+    layout, _ = layout_of(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows
     size, step = devices * tile, np.arange(rows) // tile
     above = np.broadcast_to(step[:, None, None] < step, (rows, devices, rows))
     numbers = full((rows, devices, rows), dtype)
     low = jnp.asarray(np.where(above, np.nan, numbers))  # the part above is not read
-    for s in _some(layout.steps):
+    for s in some_of(layout.steps):
         top, end = s * tile, (s + 1) * tile
         left = jnp.asarray(full((rows - top, size), dtype, 1))
         both = _inverse._rows_of_product, _inverse._rows_of_product_by_kernel
         _assert_equal(*both, (left, low), (), {"end": end}, dtype)
         product = np.einsum("mw,mdc->wdc", left.conj(), numbers[top:, :, :end])
-        _close(both[1](left, low, end=end), product, dtype)
+        assert_near(both[1](left, low, end=end), product, dtype)
         if s:
             part = jnp.asarray(full((size, devices, end), dtype, 2))
             left = jnp.asarray(full((top, size), dtype, 3))
@@ -313,7 +313,7 @@ def test_products_of_the_inverse_where_they_lie(shape: tuple[int, int, int], dty
             triangle = np.where(above, 0, numbers)[:top, :, :top]
             change = np.einsum("mw,mdc->wdc", left.conj(), triangle)
             wanted = np.asarray(part) - np.pad(change, ((0, 0), (0, 0), (0, tile)))
-            _close(both[1](part, left, low, tile=tile), wanted, dtype)
+            assert_near(both[1](part, left, low, tile=tile), wanted, dtype)
 
 
 def test_calls_from_several_threads() -> None:
@@ -337,17 +337,17 @@ def test_getrf(m: int, width: int, shared: bool, dtype: Any) -> None:
     panel = jnp.asarray(full((width, m), dtype))
     wanted = _tiles.getrf(panel)
     for got, want in zip(_cpu_kernels.getrf(panel, shared), wanted, strict=True):
-        _close(got, want, dtype)
+        assert_near(got, want, dtype)
 
 
 @sample("dtype", DTYPES, 2)
 @sample("shape", SHAPES, 3)
 def test_a_superstep_of_lu_where_it_lies(shape: tuple[int, int, int], dtype: Any) -> None:
     """The kernel beside plain JAX: values and derivatives."""
-    layout, _ = _layout(shape)
+    layout, _ = layout_of(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows
     a = jnp.asarray(full((rows, devices, rows), dtype))
-    for s in _some(layout.steps):
+    for s in some_of(layout.steps):
         top = s * tile
         panel = _tiles.getrf(jnp.asarray(full((devices * tile, devices * (rows - top)), dtype, s)))
         for me in {0, devices - 1}:

@@ -25,17 +25,18 @@ from lockstep.linalg import _cpu_kernels
 from lockstep.linalg._back_transformation import Reflectors
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, RowMap
-from lockstep.linalg._tridiagonalize import inner, reflector, with_row
+from lockstep.linalg._tridiagonalize import with_row
 
 WIDTH = 16
 """Columns of a panel, about: every device corrects the vectors of all columns by those before."""
 
 
 class Panel(NamedTuple):
-    """The vectors of one superstep, (2 width, P R): ``m`` becomes ``m - left^T right^*``.
+    """The vectors of one superstep, (2 width, P, R): ``m`` becomes ``m - left^T right^*``.
 
-    The first half of ``left`` are reflectors from the left, and of ``right`` what they take away;
-    the other half of ``right`` are reflectors from the right, and so on.
+    Column c has two of each, from 2 c on: in ``left`` its reflector from the left, and what its
+    reflector from the right takes away; in ``right`` what the one from the left takes away, and the
+    reflector from the right.
     """
 
     left: jax.Array
@@ -64,10 +65,9 @@ def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
     tile = min(max(1, WIDTH // devices), len(a))
     spare = -len(a) % tile
     a = jnp.pad(a, ((0, spare), (0, 0), (0, spare)))
-    order = RowMap(len(a) * devices, devices, tile, len(a)).elimination_order
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-        panel, scalars = _panel(a, s, jnp.asarray(order), tile, axes)
+        panel, scalars = _panel(a, s, tile, axes)
         return _update(a, panel, (s + 1) * tile, axes), scalars[:2].real
 
     _, found = lax.scan(step, a, jnp.arange(len(a) // tile))
@@ -79,30 +79,26 @@ def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
 
 def reduce(a: jax.Array, layout: RowMap, axes: Axes) -> Reduced:
     """Reduces the square matrix of slots ``a`` (R, P, R); padding is zero, and at the end."""
-    tile, order, me = layout.tile, jnp.asarray(layout.elimination_order), lax.axis_index(axes)
+    tile, me = layout.tile, lax.axis_index(axes)
 
     def step(state: tuple[jax.Array, jax.Array], s: jax.Array) -> tuple[Any, jax.Array]:
         (a, q), top = state, s * tile
-        panel, scalars = _panel(a, s, order, tile, axes)
+        panel, scalars = _panel(a, s, tile, axes)
         a = _update(a, panel, top + tile, axes)
-        width = len(panel.left) // 2
 
         def keep(kept: jax.Array, vectors: jax.Array) -> jax.Array:
-            own = vectors.reshape(width, layout.devices, -1)[:, me].T
-            own = own.reshape(-1, layout.devices, tile)
+            own = vectors[:, me].T.reshape(-1, layout.devices, tile)
             return lax.dynamic_update_slice_in_dim(kept, own, top, axis=2)
 
         # Nothing reads these columns of `a` again.
-        return (keep(a, panel.right[width:]), keep(q, panel.left[:width])), scalars
+        return (keep(a, panel.right[1::2]), keep(q, panel.left[::2])), scalars
 
     (p, q), found = lax.scan(step, (a, jnp.zeros_like(a)), jnp.arange(layout.steps))
     diagonal, right, of_q, of_p = found.swapaxes(0, 1).reshape(4, -1)
     return Reduced(diagonal.real, right.real, Reflectors(p, of_p), Reflectors(q, of_q))
 
 
-def _panel(
-    a: jax.Array, s: jax.Array, order: jax.Array, tile: int, axes: Axes
-) -> tuple[Panel, jax.Array]:
+def _panel(a: jax.Array, s: jax.Array, tile: int, axes: Axes) -> tuple[Panel, jax.Array]:
     """The vectors of superstep ``s``; and (4, width): its part of both diagonals of the bidiagonal
     matrix, and the factors of the reflectors from the left and from the right."""
     rows, devices, _ = a.shape
@@ -111,36 +107,20 @@ def _panel(
 
     def column(c: jax.Array, state: tuple) -> tuple:
         # An array is read before a row of it is written, or after, but not beside: XLA would copy
-        # it. A row that is not written yet is zero, and so is its share of a sum.
+        # it.
         (left, right), found = state
-        k, at = s * width + c, c // tile * rows + top + c % tile
-        after = order > k
+        v, r, part, (beta, tau) = _cpu_kernels.bidiagonal_left(
+            a, columns, lines, left, right, s, c, me
+        )
+        products = lax.psum(part, axes)
+        left, right = with_row(left, v, 2 * c), with_row(right, products[1], 2 * c)
+        u, x, (off, tau_right) = _cpu_kernels.bidiagonal_right(
+            r, products, columns, left, right, s, c
+        )
+        left, right = with_row(left, x, 2 * c + 1), with_row(right, u, 2 * c + 1)
+        return Panel(left, right), with_row(found, jnp.stack([beta, off, tau, tau_right]), c)
 
-        def combined(of: jax.Array, vectors: jax.Array) -> jax.Array:
-            weights = lax.dynamic_index_in_dim(of, at, 1, keepdims=False).conj()
-            return (weights @ vectors).reshape(devices, rows)
-
-        v, tau, beta = reflector(columns[c] - combined(right, left), order, k - 1)
-        left = with_row(left, v.ravel(), c)
-        r = jnp.where(after, lines[c] - combined(left, right), 0)
-        own = lax.dynamic_slice_in_dim(right, me * rows, rows, axis=1)
-        less = inner(left, v) @ own
-        taus = jnp.where(after[me], tau, 0)
-        y, w = _cpu_kernels.bidiagonal_pass(a, v, taus, less, r[me], top)
-        w, y = lax.psum(jnp.stack([w, jnp.zeros_like(w).at[me].set(y)]), axes)
-        right, r = with_row(right, y.ravel(), c), r - y
-        u, tau_right, off = reflector(r, order, k)
-        right = with_row(right, u.ravel(), width + c)
-        # u is r without `off` at its first place, by what makes that place 1.
-        first = jnp.where(order == k + 1, r, 0).sum() - off
-        is_none = tau_right == 0
-        x = jnp.where(is_none, 0, (w - off * columns[c + 1]) / jnp.where(is_none, 1, first))
-        x = x - (inner(right, u) @ left).reshape(devices, rows)
-        left = with_row(left, jnp.where(after, tau_right * x, 0).ravel(), width + c)
-        scalars = jnp.stack([beta.astype(a.dtype), off.astype(a.dtype), tau, tau_right])
-        return Panel(left, right), with_row(found, scalars, c)
-
-    none = jnp.zeros((2 * width, devices * rows), a.dtype)
+    none = jnp.zeros((2 * width, devices, rows), a.dtype)
     start = Panel(none, none), jnp.zeros((width, 4), a.dtype)
     panel, found = lax.fori_loop(0, width, column, start)
     return panel, found.T
@@ -163,10 +143,10 @@ def _gathered(a: jax.Array, top: jax.Array, tile: int, axes: Axes) -> tuple[jax.
 def _update(a: jax.Array, panel: Panel, top: jax.Array, axes: Axes) -> jax.Array:
     """``a``, the adjoint of ``m``, after the reflections, from the local row and column ``top``."""
     rows, devices, _ = a.shape
-    own = lax.dynamic_slice_in_dim(panel.right, lax.axis_index(axes) * rows, rows, axis=1).T
+    own = panel.right[:, lax.axis_index(axes)].T
     return _cpu_kernels.subtract_products(
         Blocks(a, (top, 0, top), step_l=(0, 1, 0)),
         Blocks(own[:, None], (top, 0, 0)),
-        Blocks(panel.left.conj().reshape(-1, devices, rows), (0, 0, top), step_l=(0, 1, 0)),
+        Blocks(panel.left.conj(), (0, 0, top), step_l=(0, 1, 0)),
         Sizes(rows - top, rows - top, own.shape[1], count_l=devices),
     )

@@ -1,9 +1,10 @@
 """Kernels for CPUs (``liblockstep_linalg.so``), called from compiled programs through XLA's FFI.
 
-They are optional: where the library is missing or older, or the device is no CPU, the same numbers
-computes the same. The kernels are pure functions of their arguments (`potrf` caches the latest
+They are optional: where the library is missing or older, or the device is no CPU, plain JAX
+computes the same. The kernels are pure functions of their arguments (a few cache the latest
 result), and run on the thread of the device that calls them. At most as many kernels that call the
-BLAS run at once as the process has processors.
+BLAS run at once as the process has processors. Each kernel is a function here, with what it takes
+and returns, so this file is long.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _NAMES = (
     "two_products",
     "reflector",
     "correct",
-    "bidiagonal_pass",
+    "bidiagonal_left",
+    "bidiagonal_right",
     "bidiagonal_values",
     "secular_roots",
     "secular_weights",
@@ -174,21 +176,61 @@ def two_products(
     return tuple(_call("two_products", out, a, v, w))
 
 
-def bidiagonal_pass(
-    a: jax.Array, v: jax.Array, tau: jax.Array, less: jax.Array, r: jax.Array, top: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """``y = tau (a v - less)``, (R,), and ``a^H (r - y)``, (P, R), in one pass over ``a``.
+def bidiagonal_left(
+    a: jax.Array,
+    columns: jax.Array,
+    lines: jax.Array,
+    left: jax.Array,
+    right: jax.Array,
+    s: jax.Array,
+    c: jax.Array,
+    me: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """The first half of column ``c`` of superstep ``s`` of a reduction to bidiagonal form.
 
-    ``a``, (R, P, R), is read from the local row and column ``top`` on; before that ``y`` and the
-    product are zero. ``v`` is (P, R), the others are (R,).
+    Args:
+      a: (R, P, R), the local columns of device ``me``, of the trailing matrix before the panel.
+      columns: (width + 1, P, R), those of the panel and the next one, of the same matrix.
+      lines: (width, P, R), the adjoints of its rows.
+      left: (2 width, P, R), as in `lockstep.linalg._bidiagonalize.Panel`, of the columns before.
+      right: as ``left``.
+
+    Returns:
+      The reflector from the left and what the row is before it, (P, R) each; this device's part of
+      the products of the trailing matrix with both, (2, P, R), whose sum is wanted; beta and tau of
+      the reflector, (2,).
     """
-    out = _like(a, len(a)), _like(a, *a.shape[1:])
-    return tuple(_call("bidiagonal_pass", out, a, v, tau, less, r, _integers(top)))
+    tile = (len(columns) - 1) // columns.shape[1]
+    vector = _like(columns, *columns.shape[1:])
+    out = vector, vector, _like(columns, 2, *columns.shape[1:]), _like(columns, 2)
+    where = _integers(tile, s, c, me)
+    return tuple(_call("bidiagonal_left", out, a, columns, lines, left, right, where))
+
+
+def bidiagonal_right(
+    r: jax.Array,
+    products: jax.Array,
+    columns: jax.Array,
+    left: jax.Array,
+    right: jax.Array,
+    s: jax.Array,
+    c: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """The other half, from the row ``r`` and the summed ``products`` of `bidiagonal_left`.
+
+    ``left`` and ``right`` have the reflector from the left and its product already. Returns the
+    reflector from the right and what it takes away, (P, R) each, and its beta and tau, (2,).
+    """
+    tile = (len(columns) - 1) // columns.shape[1]
+    out = _like(r, *r.shape), _like(r, *r.shape), _like(r, 2)
+    where = _integers(tile, s, c)
+    return tuple(_call("bidiagonal_right", out, r, products, columns, left, right, where))
 
 
 def bidiagonal_values(diagonal: jax.Array, right: jax.Array) -> jax.Array:
     """The singular values (n,), descending, of the bidiagonal matrix with this diagonal and, right
-    of it, ``right`` (n,), whose last element is not read. By LAPACK's bdsqr."""
+    of it, ``right`` (n,), whose last element is not read. By LAPACK's bdsqr, once for the devices
+    of a process."""
     return _call("bidiagonal_values", _like(diagonal, len(diagonal)), diagonal, right)
 
 

@@ -161,7 +161,7 @@ def _next_reflector(
     here = order == k
     v_row, w_row = (jnp.where(here, x, 0).sum((1, 2)).conj() for x in (v, w))
     x = x - _combine(w_row, v) - _combine(v_row, w)
-    u, tau, beta = reflector(x, order, k)
+    u, tau, beta = _reflector(x, order, k)
     diagonal = jnp.where(here, x.real, 0).sum()
     return u, jnp.stack([diagonal.astype(x.dtype), beta.astype(x.dtype), tau])
 
@@ -176,7 +176,7 @@ def _correct(
     k: jax.Array,
 ) -> jax.Array:
     """The vector w of column ``k`` from ``y``, the matrix before the panel times ``u``."""
-    y = y - _combine(inner(w, u), v) - _combine(inner(v, u), w)
+    y = y - _combine(_inner(w, u), v) - _combine(_inner(v, u), w)
     y = jnp.where(order > k, tau * y, 0)
     return y - tau / 2 * jnp.vdot(y, u) * u
 
@@ -190,12 +190,12 @@ def _combine(weights: jax.Array, vectors: jax.Array) -> jax.Array:
     return (weights @ vectors.reshape(len(weights), -1)).reshape(vectors.shape[1:])
 
 
-def inner(vectors: jax.Array, u: jax.Array) -> jax.Array:
+def _inner(vectors: jax.Array, u: jax.Array) -> jax.Array:
     """The inner products of the vectors with ``u``."""
     return (vectors.reshape(len(vectors), -1) @ u.ravel().conj()).conj()
 
 
-def reflector(
+def _reflector(
     x: jax.Array, order: jax.Array, k: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """u, tau, beta with ``(I - tau u u^H)^H x = beta e`` below row k; beta is real (``larfg``)."""
