@@ -94,7 +94,7 @@ def _fixed(function: Any, after: int, upper: bool, *arrays: Any) -> Any:
     return function(*arrays, jnp.int32(after), upper=upper)
 
 
-@pytest.mark.parametrize("kernels", [True, False], indirect=True)
+@sample("kernels", [True, False], 0, indirect=True)
 @sample("dtype", [np.float64, np.complex128], 1)
 @pytest.mark.usefixtures("kernels")
 def test_the_functions_that_take_it(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:

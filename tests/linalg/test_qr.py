@@ -333,7 +333,7 @@ def test_errors() -> None:
         jax.grad(lambda a: la.qr(a)[1].sum())(jnp.asarray(a)[:2])
 
 
-@pytest.mark.parametrize(("mode", "most"), [("reduced", 3), ("r", 3)])
+@sample(("mode", "most"), [("reduced", 3), ("r", 3)], 0)
 def test_memory_beside_the_operand_and_the_results(mode: str, most: float) -> None:
     """What is left of the matrix, its reflectors, and parts of products."""
     n, over = 1024, mesh((2,))

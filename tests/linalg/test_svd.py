@@ -60,7 +60,7 @@ def test_the_iteration_ends_when_all_values_are_one() -> None:
 
 
 @sample("name", list(MATRICES), 0)
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("kernels", [True, in_full(False)])
 def test_accuracy_of_the_distributed_way(
     name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
