@@ -79,7 +79,8 @@ STATEMENTS = {
         "{}",
         is_traced_once=True,
     ),
-    "a function": operation("T = jnp.{}(T)", "sin", "cos", "exp", "tanh", words=""),
+    "a function": operation("T = jnp.{}(T)", "sin", "cos", "exp", "tanh"),
+    "a function of StableHLO": operation("T = jax.lax.{}(T)", "tanh", "abs", "floor", words="{}"),
     "an operand": operation("T = {}", "T - U", "U - T", words="subtract("),
     "operands of a division": operation("T = {}", "T / (U + 2.0)", "(U + 2.0) / T"),
     "a product": operation("T = {}", "T @ U", "U @ T", words="dot_general("),
@@ -162,7 +163,7 @@ STATEMENTS = {
     "an axis of a result of vmap": operation(
         "T = jax.vmap(lambda a: a * 2.0, out_axes={})(T)", "0", "1"
     ),
-    "a shape of a literal": operation("T = T + jnp.ones({})[:4]", "(4, 4)", "(8, 4)", words=""),
+    "a shape of a literal": operation("T = T + jnp.ones({})[:4]", "(4, 4)", "(8, 4)"),
     "an implementation of random numbers": Statement(
         "T = T + jax.random.normal(jax.random.key(0, impl='{}'), T.shape)",
         ("threefry2x32", "rbg"),
@@ -214,9 +215,7 @@ STATEMENTS = {
         "T = jax.lax.platform_dependent(T, cpu=lambda a: a * {}, default=lambda a: a)",
         *("2.5", "3.5"),
     ),
-    "a backward rule": operation(
-        "T = T + jax.grad(lambda a: jnp.sum({}(a)))(T)", "clipped", "cut", words=""
-    ),
+    "a backward rule": operation("T = T + jax.grad(lambda a: jnp.sum({}(a)))(T)", "clipped", "cut"),
     "a setting of random numbers": Statement(
         "with jax.threefry_partitionable({}): T = T + jax.random.bits(jax.random.key(0), T.shape)",
         ("True", "False"),

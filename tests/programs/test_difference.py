@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lockstep.flight_recorder import program_difference
@@ -102,61 +99,6 @@ def test_the_reduction_of_a_collective_is_named() -> None:
     assert "# REDUCED" in found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((X[:4], Y), "argument x is f32[4] on process 1, f32[8]"),
-        ((X, Y[None]), "argument y is f32[1,3] on process 1, f32[3]"),
-    ],
-)
-def test_arguments_are_named(arguments: Any, words: str) -> None:
-    found = explain(lowered(make(), *arguments), lowered(make(), X, Y), GROUPS)
-    assert words in str(found)
-    assert found.kind == program_difference.ARGUMENTS
-
-
-def test_a_dtype_is_named() -> None:
-    found = explain(lowered(make(), X.astype("uint8"), Y), lowered(make(), X, Y), GROUPS)
-    assert "argument x is u8[8] on process 1, f32[8] on processes 0, 2" in str(found)
-    assert found.kind == program_difference.DTYPES
-
-
-def test_a_donation_is_named() -> None:
-    def step(x: Any) -> Any:
-        return x * 2
-
-    found = explain(lowered(step, X, donate_argnums=0), lowered(step, X), GROUPS)
-    assert "argument x is donated on process 1, not donated on processes 0, 2" in str(found)
-
-
-def test_what_stands_beside_the_program_is_compared_first() -> None:
-    own = lowered(make(), X, Y)
-    turned = dataclasses.replace(own, devices=(0, 2, 1))
-    assert "the mesh is devices 0, 2, 1 on process 1, devices 0, 1, 2" in str(
-        explain(turned, own, GROUPS)
-    )
-    other = dataclasses.replace(own, flags="--xla_cpu_enable_fast_math=true")
-    text = str(explain(other, own, GROUPS))
-    assert "XLA_FLAGS is --xla_cpu_enable_fast_math=true on process 1, not set on" in text
-    called = dataclasses.replace(own, title="evaluate (b.py:9)")
-    assert "evaluate (b.py:9) and not step (a.py:3)" in str(explain(called, own, GROUPS))
-
-
-def test_without_the_text_the_program_is_named() -> None:
-    own = lowered(make(), X, Y)
-    text = str(explain(dataclasses.replace(own, text=""), own, GROUPS))
-    assert "in step (a.py:3) one program on process 1, another one of that name on" in text
-
-
-def test_the_smaller_group_is_to_blame() -> None:
-    found = difference(scale=3.0)
-    assert found.culprits == (1,)
-    even = dataclasses.replace(
-        found, sides=tuple(dataclasses.replace(s, processes=s.processes[:1]) for s in found.sides)
-    )
-    assert even.culprits == (0, 1)
-
-
 def test_it_is_written_down_for_the_report(tmp_path: Any) -> None:
     found = difference(scale=3.0)
     found.write(tmp_path / "difference.json")
@@ -164,51 +106,6 @@ def test_it_is_written_down_for_the_report(tmp_path: Any) -> None:
     (tmp_path / "difference.json").write_text('{"kind": "none", "subject": "", "sides": []}')
     assert program_difference.read(tmp_path / "difference.json") is None
     assert program_difference.read(tmp_path / "nothing") is None
-
-
-UNARY = {
-    "sine": jnp.sin,
-    "cosine": jnp.cos,
-    "exponential": jnp.exp,
-    "tanh": jnp.tanh,
-    "negate": jnp.negative,
-    "abs": jnp.abs,
-}
-"""By the names that StableHLO has for them."""
-
-
-def chain(operations: list[str], scales: list[float]) -> Callable[..., Any]:
-    def step(x: Any) -> Any:
-        for name, scale in zip(operations, scales, strict=True):
-            x = UNARY[name](x) * scale
-        return x.sum()
-
-    return step
-
-
-chains = st.lists(
-    st.tuples(st.sampled_from(sorted(UNARY)), st.sampled_from([2.5, 3.5, 4.5])),
-    min_size=1,
-    max_size=8,
-)
-
-
-@settings(deadline=None)
-@given(chains, st.data())
-def test_one_planted_difference_is_named(
-    parts: list[tuple[str, float]], data: st.DataObject
-) -> None:
-    names, scales = map(list, zip(*parts, strict=True))
-    at = data.draw(st.integers(0, len(parts) - 1), label="where")
-    own = lowered(chain(names, scales), X)
-    if data.draw(st.booleans(), label="a constant"):
-        planted = lowered(chain(names, [*scales[:at], 9.25, *scales[at + 1 :]]), X)
-        expected = f"a constant is 9.25 on process 1, {scales[at]} on processes 0, 2"
-    else:
-        name = data.draw(st.sampled_from([n for n in sorted(UNARY) if n != names[at]]), label="op")
-        planted = lowered(chain([*names[:at], name, *names[at + 1 :]], scales), X)
-        expected = f"an operation is {name} on process 1, {names[at]} on processes 0, 2"
-    assert expected in str(explain(planted, own, GROUPS))
 
 
 def test_an_argument_that_one_process_does_not_use_is_named() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -132,12 +132,20 @@ X = argument()
 ROWS, COLUMNS = (argument((4, 4), "float32", axis) for axis in ("x", "y"))
 BY_X, BY_Y = (NamedSharding(MESH, PartitionSpec(axis)) for axis in ("x", "y"))
 OUTER = {
-    "donation": Outer({"donate_argnums": 1}, "argument w is donated on process 1", ARGUMENTS),
+    "donation": Outer(
+        {"donate_argnums": 1},
+        "argument w is donated on process 1, not donated on processes 0, 2",
+        ARGUMENTS,
+    ),
     "shape": Outer(
-        {"arguments": (X, argument((1, 4)))}, "argument w is f32[1,4] on process 1", ARGUMENTS
+        {"arguments": (X, argument((1, 4)))},
+        "argument w is f32[1,4] on process 1, f32[4,4] on processes 0, 2",
+        ARGUMENTS,
     ),
     "dtype": Outer(
-        {"arguments": (argument((4, 4), "int32"), X)}, "argument v is i32[4,4] on process 1", DTYPES
+        {"arguments": (argument((4, 4), "uint32"), X)},
+        "argument v is u32[4,4] on process 1, f32[4,4] on processes 0, 2",
+        DTYPES,
     ),
     "sharding of an argument": Outer(
         {"arguments": (ROWS, X)},
@@ -152,7 +160,9 @@ OUTER = {
         {"out_shardings": (BY_Y, None)},
     ),
     "order of the devices": Outer(
-        {"devices": (1, 0, 2, 3)}, "the mesh is devices 1, 0, 2, 3 on process 1", MESH_OF
+        {"devices": (1, 0, 2, 3)},
+        "the mesh is devices 1, 0, 2, 3 on process 1, devices 0, 1, 2, 3 on processes 0, 2",
+        MESH_OF,
     ),
     "devices": Outer({"devices": (4, 5, 6, 7)}, "the mesh is devices 4-7 on process 1", MESH_OF),
     "flag": Outer({"flags": "--xla_a=1"}, "XLA_FLAGS is --xla_a=1 on process 1, not set on", FLAGS),
@@ -166,17 +176,30 @@ OUTER = {
 }
 
 
+def assert_names_outer(pair: Sequence[Lowered], planted: Outer) -> None:
+    one, two = pair
+    found = explain(one, two, GROUPS)
+    assert (found.kind, found.culprits) == (planted.kind, (1,)), found
+    assert planted.words in str(found)
+
+
+def both(statements: list[str], planted: Outer) -> list[Lowered]:
+    return [lowered(statements, **each) for each in (planted.planted, planted.own)]
+
+
+@pytest.mark.parametrize("planted", OUTER.values(), ids=OUTER)
+def test_what_differs_in_the_whole_of_a_program_is_named(planted: Outer) -> None:
+    assert_names_outer(both(["v = v + w.astype(v.dtype)", "w = w + 1"], planted), planted)
+
+
 @settings(deadline=None)
 @given(programs, st.sampled_from(sorted(OUTER)))
 def test_what_differs_in_the_whole_of_a_random_program_is_named(
     program: list[Line], name: str
 ) -> None:
-    planted = OUTER[name]
     statements = [*written(program), "v = v + w.astype(v.dtype).sum(); w = w + v"]
     try:
-        one, two = (lowered(statements, **each) for each in (planted.planted, planted.own))
+        pair = both(statements, OUTER[name])
     except (TypeError, ValueError):  # a statement that takes no such argument
         reject()
-    found = explain(one, two, GROUPS)
-    assert (found.kind, found.culprits) == (planted.kind, (1,)), found
-    assert planted.words in str(found)
+    assert_names_outer(pair, OUTER[name])
