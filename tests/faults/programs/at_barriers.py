@@ -1,7 +1,7 @@
 """Programs with a barrier: ``at_barriers.py NAME [LIBRARY]``. ``# LINE name`` marks lines.
 
-Those of ``DEADLOCKS`` can never end; those of ``SOUND`` look like them for some seconds, and print
-"finished". LIBRARY is native_sleep.cc, for those that call it.
+The first, up to `two_names`, can never end; those below it look like them for some seconds, and
+print "finished". LIBRARY is native_sleep.cc, for those that call it.
 """
 
 from __future__ import annotations
@@ -235,18 +235,5 @@ def alarm() -> None:
         lockstep.barrier("saved")  # releases the service's barrier, which process 0 has left
 
 
-DEADLOCKS = (one_side, one_side_blocks, one_side_dispatches, two_names)
-SOUND = (
-    in_flight,
-    another_thread,
-    not_read_yet,
-    timeout,
-    alarm,
-    own_name,
-    native_read,
-    native_call,
-    native_program,
-)
-PROGRAMS: dict[str, Callable[[], None]] = {p.__name__: p for p in (*DEADLOCKS, *SOUND)}
-PROGRAMS[sys.argv[1]]()
+globals()[sys.argv[1]]()
 print("finished")

@@ -18,7 +18,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,14 @@ def five_times() -> jax.Array:
     return total(rows(factor=5))  # LINE five_times
 
 
+def other_once() -> jax.Array:
+    return other_total(rows(factor=5))
+
+
+def gathered_once() -> jax.Array:
+    return gathered(rows())
+
+
 def check_ring() -> jax.Array:
     result = ring(rows())
     received = [
@@ -180,9 +188,17 @@ def square() -> Any:
     return rows(mesh=SQUARE)
 
 
+def along_x_once() -> jax.Array:
+    return along_x(square())
+
+
+def along_y_once() -> jax.Array:
+    return along_y(square())
+
+
 def circle() -> None:
     """Each of four processes waits in its first call for one whose first call is another."""
-    calls = [lambda: along_x(square()), lambda: along_y(square())]
+    calls = [along_x_once, along_y_once]
     must_fail(*(calls if ME > 1 else reversed(calls)))
 
 
@@ -281,6 +297,14 @@ def raise_error() -> None:
 
 
 Step = Callable[[], Any]
+Call = Callable[[], jax.Array]
+
+
+def apart(mine: Sequence[Call], theirs: Sequence[Call]) -> tuple[Step, Step]:
+    """The calls of the process with the fault, and those of the others: all of them must fail."""
+    return functools.partial(must_fail, *mine), functools.partial(must_fail, *theirs)
+
+
 # What the process with the fault does at the step, and what the others do.
 FAULTS: dict[str, tuple[Step, Step]] = {
     "none": (usual, usual),
@@ -292,76 +316,28 @@ FAULTS: dict[str, tuple[Step, Step]] = {
     "exit in the compiler": (exit_in_the_compiler, lambda: must_fail(lambda: other_total(rows()))),
     "out of memory": (out_of_memory, usual),
     "shorter loop": (lambda: "leave", usual),
-    "shape": (
-        lambda: must_fail(lambda: total(rows(WIDTH + 1))),
-        lambda: must_fail(lambda: total(rows())),
-    ),
-    "dtype": (
-        lambda: must_fail(lambda: total(rows(dtype=np.int32))),
-        lambda: must_fail(lambda: total(rows())),
-    ),
-    "reduction": (
-        lambda: must_fail(lambda: largest(rows())),
-        lambda: must_fail(lambda: total(rows())),
-    ),
-    "operation": (
-        lambda: must_fail(lambda: gathered(rows())),
-        lambda: must_fail(lambda: total(rows())),
-    ),
+    "shape": apart([lambda: total(rows(WIDTH + 1))], [once]),
+    "dtype": apart([lambda: total(rows(dtype=np.int32))], [once]),
+    "reduction": apart([lambda: largest(rows())], [once]),
+    "operation": apart([gathered_once], [once]),
     # A rank whose own two neighbours do the same has its right number before the others notice.
-    "argument": (lambda: must_fail(move_more), lambda: must_fail(move)),
-    "argument, made on a thread": (
-        lambda: must_fail(move_as_made_elsewhere),
-        lambda: must_fail(move),
-    ),
-    "gathered data": (lambda: must_fail(gather_all), lambda: must_fail(lambda: total(rows()))),
-    "permutation": (
-        lambda: must_fail(lambda: ring_back(rows()), lambda: total(rows())),
-        lambda: must_fail(check_ring, lambda: total(rows())),
-    ),
-    "axis": (
-        lambda: must_fail(lambda: along_y(square()), lambda: total(rows())),
-        lambda: must_fail(lambda: along_x(square()), lambda: total(rows())),
-    ),
-    "swapped": (
-        lambda: must_fail(lambda: gathered(rows()), lambda: total(rows())),
-        lambda: must_fail(lambda: total(rows()), lambda: gathered(rows())),
-    ),
-    "swapped look-alikes": (
-        lambda: must_fail(lambda: other_total(rows(factor=5)), lambda: total(rows())),
-        lambda: must_fail(lambda: total(rows()), lambda: other_total(rows(factor=5))),
-    ),
-    "swapped data": (  # one program, called on two arrays in opposite order
-        lambda: must_fail(five_times, once),
-        lambda: must_fail(once, five_times),
-    ),
-    "crossing cliques": (
-        lambda: must_fail(lambda: along_y(square()), lambda: along_x(square())),
-        lambda: must_fail(lambda: along_x(square()), lambda: along_y(square())),
-    ),
+    "argument": apart([move_more], [move]),
+    "argument, made on a thread": apart([move_as_made_elsewhere], [move]),
+    "gathered data": apart([gather_all], [once]),
+    "permutation": apart([lambda: ring_back(rows()), once], [check_ring, once]),
+    "axis": apart([along_y_once, once], [along_x_once, once]),
+    "swapped": apart([gathered_once, once], [once, gathered_once]),
+    "swapped look-alikes": apart([other_once, once], [once, other_once]),
+    "swapped data": apart([five_times, once], [once, five_times]),  # one program, on two arrays
+    "crossing cliques": apart([along_y_once, along_x_once], [along_x_once, along_y_once]),
     "circle of cliques": (circle, circle),
-    "one-sided program": (
-        lambda: must_fail(lambda: other_total(rows(factor=5)), lambda: total(rows())),
-        lambda: must_fail(lambda: total(rows()), lambda: total(rows())),
-    ),
-    "last batch": (
-        lambda: must_fail(lambda: batch_mean(96)),
-        lambda: must_fail(lambda: batch_mean(100)),
-    ),
-    "constant": (lambda: must_fail(lambda: made_with(3.0)), lambda: must_fail(made_with)),
-    "branch": (lambda: must_fail(lambda: made_with(more=True)), lambda: must_fail(made_with)),
-    "static argument": (
-        lambda: must_fail(lambda: power_sum(rows(), 3)),
-        lambda: must_fail(lambda: power_sum(rows(), 2)),
-    ),
-    "mesh order": (
-        lambda: must_fail(lambda: first_of(DEVICES[::-1])),
-        lambda: must_fail(lambda: first_of(DEVICES)),
-    ),
-    "replicated values": (
-        lambda: must_fail(lambda: weigh(3.0)),
-        lambda: must_fail(lambda: weigh(2.0)),
-    ),
+    "one-sided program": apart([other_once, once], [once, once]),
+    "last batch": apart([lambda: batch_mean(96)], [lambda: batch_mean(100)]),
+    "constant": apart([lambda: made_with(3.0)], [made_with]),
+    "branch": apart([lambda: made_with(more=True)], [made_with]),
+    "static argument": apart([lambda: power_sum(rows(), 3)], [lambda: power_sum(rows(), 2)]),
+    "mesh order": apart([lambda: first_of(DEVICES[::-1])], [lambda: first_of(DEVICES)]),
+    "replicated values": apart([lambda: weigh(3.0)], [lambda: weigh(2.0)]),
     "threads": (lambda: in_two_threads("main"), lambda: in_two_threads("prefetch")),
     "service": (lose_the_service, steps_for_a_while),
 }
