@@ -24,7 +24,7 @@ from typing import Any
 
 from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices
-from lockstep.callsites.hlo_text import SHAPE, Frames, SourceLine, arguments, place, shape
+from lockstep.callsites.hlo_text import OP_NAME, SHAPE, Frames, SourceLine, arguments, shape
 
 _MODULE = re.compile(r"HloModule (\S+?),")
 _COLLECTIVE = re.compile(
@@ -33,12 +33,6 @@ _COLLECTIVE = re.compile(
 )
 _NATIVE_CALL = re.compile(r'custom_call_target="(?!lapack_|TopK"|xla_|lockstep_)')
 """A call of a function that neither XLA nor JAX nor Lockstep has registered."""
-_METADATA = {
-    "op_name": re.compile(r'op_name="([^"]*)"'),
-    "file": re.compile(r'source_file="([^"]*)"'),
-    "line": re.compile(r"source_line=(\d+)"),
-    "frame": re.compile(r"stack_frame_id=(\d+)"),
-}
 _PLACE = re.compile(r"source_file=|stack_frame_id=")
 _NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
 _OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
@@ -132,15 +126,14 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     for line in text.splitlines():
         if found := _COLLECTIVE.search(line):
             origin = _with_place(line, named)
-            fields = _fields(origin)
-            at = _source_line(fields, frames)
+            op_name = OP_NAME.search(origin)
             collectives.append(
                 Collective(
                     found["op"],
                     int(found["channel"]),
                     shape(found["shape"]),
-                    fields.get("op_name", ""),
-                    *at,
+                    op_name[1] if op_name else "",
+                    *frames.source_line(origin),
                 )
             )
     whole, exact = digest(text)
@@ -149,21 +142,10 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     )
 
 
-def _fields(line: str) -> dict[str, str]:
-    return {key: m[1] for key, at in _METADATA.items() if (m := at.search(line))}
-
-
-def _source_line(fields: Mapping[str, str], frames: Frames) -> SourceLine:
-    at = place(frames.chain(int(fields.get("frame", 0))))
-    if not at.file and "file" in fields:
-        return SourceLine(fields["file"], int(fields.get("line", 0)))
-    return at
-
-
 def places(text: str) -> dict[str, SourceLine]:
     """The source lines of the instructions of a compiled program that have one, by name."""
     frames = Frames(text)
-    found = {m[1]: _source_line(_fields(m[0]), frames) for m in _NAMED.finditer(text)}
+    found = {m[1]: frames.source_line(m[0]) for m in _NAMED.finditer(text)}
     return {name: at for name, at in found.items() if at.file}
 
 

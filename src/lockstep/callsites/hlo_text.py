@@ -17,7 +17,10 @@ _MAX_ARGUMENTS = 256
 """Arguments of a program that are kept, the first and the last: a model has thousands."""
 SHAPE = r"(?P<shape>\((?:[^=]|/\*index=)*?\)|\S+)"
 """In a pattern: the shape of an array, or of a tuple, in which XLA numbers every fifth element."""
-_NAME = re.compile(r'op_name="([^"]*)"')
+OP_NAME = re.compile(r'op_name="([^"]*)"')
+_FILE = re.compile(r'source_file="([^"]*)"')
+_LINE = re.compile(r"source_line=(\d+)")
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
 _MAX_FRAMES = 200
 _TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
 
@@ -82,7 +85,7 @@ def _parameters(text: str) -> Iterator[str]:
 
 
 def _recorded_name(rest: str) -> str:
-    name = _NAME.search(rest)
+    name = OP_NAME.search(rest)
     return name[1].replace("\\'", "'") if name else ""
 
 
@@ -100,6 +103,15 @@ class Frames:
                 rows[int(row[1])] = row[2] if row[2] is not None else row[3]
             elif line.startswith(("%", "ENTRY")):
                 break
+
+    def source_line(self, instruction: str) -> SourceLine:
+        """The line that an instruction comes from, by its metadata."""
+        frame, file = _FRAME.search(instruction), _FILE.search(instruction)
+        at = place(self.chain(int(frame[1]))) if frame else SourceLine()
+        if at.file or not file:
+            return at
+        line = _LINE.search(instruction)
+        return SourceLine(file[1], int(line[1]) if line else 0)
 
     def chain(self, frame: int) -> list[Frame]:
         """A frame and its callers, the innermost first; empty: the text does not have them."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.callsites.hlo_text import Frames, SourceLine, place
+from lockstep.callsites.hlo_text import Frames, SourceLine
 from lockstep.hlo import replica_groups, text, usage
 from lockstep.hlo.text import Array, Instruction
 
@@ -30,10 +30,6 @@ _REDUCTIONS = {"add": "sum", "multiply": "product", "minimum": "min", "maximum":
 _REDUCTIONS |= {"and": "and", "or": "or", "xor": "xor"}
 _TRIPS = re.compile(r"known_trip_count\D+(\d+)")
 _COUNTS = re.compile(r"(num_partitions|replica_count)=(\d+)")
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_FILE = re.compile(r'source_file="([^"]*)"')
-_LINE = re.compile(r"source_line=(\d+)")
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
 _GENERATED = 'is_spmd_generated="true"'
 _MAX_STEPS = 8
 _MAX_DEPTH = 64
@@ -215,13 +211,7 @@ class _Reader:
 
     def _origin(self, instruction: Instruction) -> tuple[str, SourceLine]:
         """The operation's path, and its line; "" and nothing where there are none."""
-        metadata = instruction.attribute("metadata")
-        name, frame = _OP_NAME.search(metadata), _FRAME.search(metadata)
-        at = place(self.frames.chain(int(frame[1]))) if frame else SourceLine()
-        file, line = _FILE.search(metadata), _LINE.search(metadata)
-        if not at.file and file:
-            at = SourceLine(file[1], int(line[1]) if line else 0)
-        return (name[1].replace("\\'", "'") if name else ""), at
+        return instruction.op_name, self.frames.source_line(instruction.attribute("metadata"))
 
     def _traced(self, instruction: Instruction, computation: str) -> tuple[str, SourceLine]:
         """The origin of an instruction; for one without a line (a resharding), of its operand."""

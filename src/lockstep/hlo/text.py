@@ -18,6 +18,7 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
 _BITS = re.compile(r"^[a-z]+?(\d+)")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 _PRED_BITS = 8
 _OPEN, _CLOSE = "([{", ")]}"
@@ -67,6 +68,12 @@ class Instruction:
     def arrays(self) -> tuple[Array, ...]:
         """What it gives: one array, or those of a tuple."""
         return arrays(self.shape)
+
+    @property
+    def op_name(self) -> str:
+        """JAX's path of the operation, or an argument's name; "" where there is none."""
+        found = _OP_NAME.search(self.attribute("metadata"))
+        return found[1].replace("\\'", "'") if found else ""
 
     def attribute(self, name: str) -> str:
         """The value of an attribute with its brackets; "" where there is none."""

@@ -33,7 +33,6 @@ from lockstep.watchdog import watchdogs
 
 _HOOK = "arguments of programs"
 _LOST = "--check-replicas checks nothing; lockstep.check_replicas(tree) still works."
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FUNCTION = re.compile(r"^(?:jit|pmap)\((.*)\)$")
 _COLLECTIVE = re.compile(rf" (?:{'|'.join(OPS)})(?:-start)?\(")
 
@@ -159,9 +158,8 @@ def _names(text: str, arrays: Sequence[Any]) -> list[str]:
 
 def _recorded(text: str) -> Mapping[int, str]:
     module = hlo_text.parse(text)
-    parameters = [x for x in module.computations[module.entry].values() if x.opcode == "parameter"]
-    found = {x.number: _OP_NAME.search(x.attribute("metadata")) for x in parameters}
-    return {number: name[1].replace("\\'", "'") if name else "" for number, name in found.items()}
+    entry = module.computations[module.entry].values()
+    return {each.number: each.op_name for each in entry if each.opcode == "parameter"}
 
 
 @functools.cache
