@@ -280,12 +280,16 @@ def read_callers(path: Path | str) -> dict[int, tuple[Caller, ...]]:
         for text in Path(path).read_text("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 values = json.loads(text)
-                callers = [
-                    Caller(str(file), int(line), str(function), str(columns))
-                    for file, line, function, columns in values["callers"]
-                ]
-                found[int(values["site"])] = tuple(callers)
+                found[int(values["site"])] = callers_of(values["callers"])
     return found
+
+
+def callers_of(lines: Iterable[Iterable[Any]]) -> tuple[Caller, ...]:
+    """The lines that JSON has as the fields of each. Raises ValueError or TypeError."""
+    return tuple(
+        Caller(str(file), int(line), str(function), str(columns))
+        for file, line, function, columns in lines
+    )
 
 
 def _sites(lines: Iterable[str]) -> list[Site]:

@@ -77,13 +77,7 @@ def pack_callers(callers: Callers) -> dict[str, list[list[Any]]]:
 
 def unpack_callers(found: Mapping[str, Any]) -> Callers:
     """What `pack_callers` has packed. Raises ValueError or TypeError for anything else."""
-    return {
-        int(site): tuple(
-            run_records.Caller(str(file), int(line), str(function), str(columns))
-            for file, line, function, columns in lines
-        )
-        for site, lines in found.items()
-    }
+    return {int(site): run_records.callers_of(lines) for site, lines in found.items()}
 
 
 def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[run_records.Process]:
