@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 SOURCE = f"""
@@ -27,21 +28,6 @@ class NVMLError(Exception):
     pass
 
 
-class _Memory:
-    def __init__(self, total: int, used: int) -> None:
-        self.total, self.used = total, used
-
-
-class _Rates:
-    def __init__(self, gpu: int) -> None:
-        self.gpu = gpu
-
-
-class _Process:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-
 def nvmlInit() -> None:
     if error := _script.get("error"):
         raise NVMLError(error)
@@ -49,10 +35,6 @@ def nvmlInit() -> None:
         import time
 
         time.sleep(100)
-
-
-def nvmlShutdown() -> None:
-    pass
 
 
 def nvmlSystemGetDriverVersion() -> str:
@@ -83,14 +65,14 @@ def nvmlDeviceGetUUID(handle: int) -> str:
     return f"GPU-{handle}e538d51"
 
 
-def nvmlDeviceGetMemoryInfo(handle: int) -> _Memory:
-    return _Memory(141 << 30, _gpu(handle).get("used", 0))
+def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
+    return SimpleNamespace(total=141 << 30, used=_gpu(handle).get("used", 0))
 
 
-def nvmlDeviceGetUtilizationRates(handle: int) -> _Rates:
+def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
     if _gpu(handle).get("mig"):
         raise NVMLError("Not Supported")
-    return _Rates(_gpu(handle).get("busy", 0))
+    return SimpleNamespace(gpu=_gpu(handle).get("busy", 0))
 
 
 def nvmlDeviceGetComputeMode(handle: int) -> int:
@@ -101,8 +83,8 @@ def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
     return tuple(_gpu(handle).get("capability", (9, 0)))
 
 
-def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[_Process]:
-    return [_Process(pid) for pid in _gpu(handle).get("pids", [])]
+def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid) for pid in _gpu(handle).get("pids", [])]
 
 
 def nvmlDeviceGetP2PStatus(one: int, other: int, index: int) -> int:

@@ -6,32 +6,19 @@ of the RAS port.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from nccl.told_gpus import ROWS, TOLD_GPUS, line_of
 from support import Result, assert_unsaid, run_lockstep
 
-TESTS = Path(__file__).parents[1]
 HEAD = f"""
-import os, sys, time
-sys.path.insert(0, {str(TESTS)!r})
+import os
 os.environ["NCCL_PROFILER_PLUGIN"] = "libmine.so"
-import lockstep
-from lockstep.bootstrap import jax_hooks
-told = jax_hooks._after_backends
-jax_hooks._after_backends = lambda platform: told("cuda" if platform == "cpu" else platform)
-import jax, numpy as np
+{TOLD_GPUS}
+{ROWS}
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-lockstep.initialize()
 from nccl import ras_stand_in as ras
-me, count = jax.process_index(), jax.process_count()
 pids = [int(pid) for pid in np.ravel(multihost_utils.process_allgather(np.int32(os.getpid())))]
-mesh = jax.make_mesh((count,), ("x",), (AxisType.Auto,))
-x = jax.make_array_from_callback(
-    (count, 4), NamedSharding(mesh, P("x")), lambda at: np.ones((1, 4), "float32")
-)
 
 def late(seconds):
     if me == 1:
@@ -73,11 +60,6 @@ def run(program: str, n: int = 2, status: int = 1) -> Result:
     return run_lockstep(OPTIONS, HEAD + program, n=n, timeout=100, expect_status=status)
 
 
-def line_of(program: str, mark: str) -> int:
-    lines = (HEAD + program).splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.endswith(mark))
-
-
 def test_a_process_that_does_not_come_is_told_with_its_line_and_the_counts_of_nccl() -> None:
     program = """
 port = listen(answers(4, 3))
@@ -86,7 +68,7 @@ if me == 1:
 jax.block_until_ready(step(x, zero))  # WAITS
 """
     result = run(program)
-    late = line_of(program, "# LATE")
+    late = line_of(HEAD + program, "# LATE")
     assert "waiting for" in result.stderr, result
     said = result.said_by_launcher
     assert "a collective over NCCL has waited" in said, result
@@ -106,13 +88,13 @@ result = step(computed(x), np.float32(1000))
 jax.block_until_ready(result)  # WAITS
 """
     result = run(program)
-    said = result.said_by_launcher
+    said, line = result.said_by_launcher, line_of(HEAD + program, "# WAITS")
     wanted = (
         "a collective over NCCL has waited",
         "process 1 lags: NCCL counts on 2 GPUs",
         "3 all-reduces of process 1, 4 of process 0",
         "process 1 launched last body (program.py",
-        f"and is at program.py:{line_of(program, '# WAITS')}",
+        f"and is at program.py:{line}",
         "process 0 waits in body (program.py",
     )
     for words in wanted:
@@ -120,7 +102,7 @@ jax.block_until_ready(result)  # WAITS
     warning = result.stderr.partition("lockstep: waiting for")[2]
     assert "process 1 lags: NCCL counts" in warning.partition("\n")[0], result
     assert "process 1 does meanwhile:" in warning
-    assert f'program.py", line {line_of(program, "# WAITS")}' in warning.partition("meanwhile:")[2]
+    assert f'program.py", line {line}' in warning.partition("meanwhile:")[2]
 
 
 @pytest.mark.full

@@ -8,21 +8,13 @@ from pathlib import Path
 import pytest
 
 from lanes import full
+from nccl.told_gpus import ROWS, TOLD_GPUS, line_of
 from support import Result, assert_unsaid, run_lockstep
 
-TESTS = Path(__file__).parents[1]
-# JAX runs on CPUs here, and Lockstep is told that they are GPUs.
 HEAD = f"""
-import os, signal, sys, time
-sys.path.insert(0, {str(TESTS)!r})
-import lockstep
-from lockstep.bootstrap import jax_hooks
-told = jax_hooks._after_backends
-jax_hooks._after_backends = lambda platform: told("cuda" if platform == "cpu" else platform)
-import jax
-lockstep.initialize()
+{TOLD_GPUS}
+import signal
 from nccl import driver
-me, count = jax.process_index(), jax.process_count()
 communicator = driver.Process.of_this_one().communicator(5, ranks=count, rank=me)
 
 def step(elements=8):
@@ -117,15 +109,16 @@ wait()
     [
         (
             "sys.exit(0)",
-            "ended by sys.exit() at program.py:24 after 3 collectives; processes 0, 2 wait",
+            "ended by sys.exit() at program.py:{line} after 3 collectives; processes 0, 2 wait",
         ),
         full("os._exit(0)", "is gone: it has ended", id="hard"),
         full("os.kill(os.getpid(), signal.SIGSTOP)", "has not arrived yet", id="stopped"),
     ],
 )
 def test_a_process_that_is_gone_is_named(leave: str, words: str) -> None:
-    result = run(f"if me == 1:\n    {leave}\nstep()\nwait()", n=3)
-    assert words in result.said_by_launcher, result
+    program = f"if me == 1:\n    {leave}  # LEAVES\nstep()\nwait()"
+    result = run(program, n=3)
+    assert words.format(line=line_of(HEAD + program, "# LEAVES")) in result.said_by_launcher, result
 
 
 def compiling(loop: str, before: str = "pass") -> str:
@@ -133,13 +126,9 @@ def compiling(loop: str, before: str = "pass") -> str:
     which waits for the other processes. ``before`` is done first, outside of it."""
     source = f"import hashlib, time\nstarted = time.monotonic()\ndef work():\n    {loop}"
     return f"""
-import jax._src.compiler, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import jax._src.compiler
 from lockstep.programs import compilations
-
-mesh = jax.make_mesh((count,), ("x",), (AxisType.Auto,))
-rows = NamedSharding(mesh, P("x"))
-x = jax.make_array_from_callback((count, 4), rows, lambda at: np.ones((1, 4), "float32"))
+{ROWS}
 spec = {{"mesh": mesh, "in_specs": P("x"), "out_specs": P()}}
 step = lambda v: jax.lax.psum(v * (2 + me), "x")
 module = jax.jit(jax.shard_map(step, **spec)).lower(x).compiler_ir("stablehlo")
@@ -173,7 +162,7 @@ def test_one_that_waits_alone_in_the_compiler_ends_the_job_with_the_line_of_the_
     said = run(alone).said_by_launcher
     assert "a compilation has waited " in said
     assert " (--collective-timeout). process 0 compiles _lambda" in said
-    line = next(n for n, text in enumerate((HEAD + alone).splitlines(), 1) if "LATE" in text)
+    line = line_of(HEAD + alone, "# LATE")
     assert f"process 1 is at program.py:{line}" in said
 
 
@@ -186,12 +175,7 @@ def test_a_process_that_compiles_for_longer_than_the_limit_is_healthy() -> None:
 
 LAUNCH = '''
 import hashlib, queue, threading
-import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-mesh = jax.make_mesh((count,), ("x",), (AxisType.Auto,))
-rows = NamedSharding(mesh, P("x"))
-x = jax.make_array_from_callback((count, 4), rows, lambda at: np.ones((1, 4), "float32"))
 def total(v):
     return jax.lax.psum(v, "x")
 step = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P()))
@@ -235,10 +219,9 @@ POLLS = "threading.Thread(target=work, daemon=True).start()"
 def test_a_first_launch_that_waits_for_a_process_ends_the_job(
     before: str, late: str, words: str
 ) -> None:
-    program = f"{LAUNCH}{before}\nif me == 1:\n    {late}\ncall(x)\n"
+    program = f"{ROWS}{LAUNCH}{before}\nif me == 1:\n    {late}\ncall(x)\n"
     result = run(program)
-    lines = (HEAD + program).splitlines()
-    line = next((n for n, text in enumerate(lines, 1) if text.endswith("# LATE")), 0)
+    line = line_of(HEAD + program, "# LATE")
     head = result.said_by_launcher.partition("\n")[0]
     assert "a launch has waited " in head, result
     assert "(--collective-timeout). process 0 launches total (program.py" in head
