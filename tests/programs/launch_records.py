@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,12 @@ def record(process: int = 0) -> Record:
 
 def entries(of: Record) -> list[tuple[int, int, int]]:
     return [(e.sequence, e.run_id, e.state) for e in of.read().rings[0].entries]
+
+
+def in_thread(run: Any, *args: Any, name: str | None = None) -> None:
+    thread = threading.Thread(target=run, args=args, name=name)
+    thread.start()
+    thread.join()
 
 
 def fast(of: Record, jitted: Jitted, results: Any = EVERYWHERE, size: int = -1) -> None:

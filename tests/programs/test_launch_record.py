@@ -15,6 +15,7 @@ from programs.launch_records import (
     entries,
     fast,
     function,
+    in_thread,
     record,
     slow,
 )
@@ -169,12 +170,6 @@ def test_the_number_of_a_launch_wraps(programs: dict[bytes, list[Program]]) -> N
     for _ in range(4):
         of.end(of.begin(step), None)
     assert [sequence for sequence, _, _ in entries(of)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]
-
-
-def in_thread(run: Any, *args: Any) -> None:
-    thread = threading.Thread(target=run, args=args)
-    thread.start()
-    thread.join()
 
 
 def assert_ended(own: Any, *names: str) -> None:

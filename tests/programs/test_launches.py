@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +26,7 @@ from programs.launch_records import (
     entries,
     fast,
     function,
+    in_thread,
     program,
     record,
     slow,
@@ -177,9 +177,7 @@ def test_of_several_programs_of_a_function_none_is_named(programs: Any) -> None:
 def test_a_launch_of_another_thread_is_as_sure_as_one_of_the_main_thread(programs: Any) -> None:
     own = record()
     step = function(own, b"step")
-    thread = threading.Thread(target=fast, args=(own, step))
-    thread.start()
-    thread.join()
+    in_thread(fast, own, step)
     [(number, run, _)] = entries(own)
     assert number == 0
     assert run in own.programs()
@@ -192,9 +190,7 @@ def test_of_what_stays_in_a_process_the_main_threads_launches_are_recorded(
     own, text = record(), " %a = f32[] all-reduce(%x), replica_groups={{0,1},{2,3}}"
     monkeypatch.setattr(_jax_compat, "text_of_executable", lambda _: text)
     step = function(own, b"step")
-    thread = threading.Thread(target=fast, args=(own, step))
-    thread.start()
-    thread.join()
+    in_thread(fast, own, step)
     assert entries(own) == []
     fast(own, step)
     assert [number for number, _, _ in entries(own)] == [0]
@@ -202,9 +198,7 @@ def test_of_what_stays_in_a_process_the_main_threads_launches_are_recorded(
 
 def test_a_program_has_the_thread_that_launched_it_first(programs: Any) -> None:
     own = record()
-    thread = threading.Thread(target=function, args=(own, b"step"), name="prefetch")
-    thread.start()
-    thread.join()
+    in_thread(function, own, b"step", name="prefetch")
     fast(own, function(own, b"step"))
     [site] = sites_of(own.programs())
     assert site.thread == "prefetch"
