@@ -7,21 +7,14 @@ import re
 
 import pytest
 
+from faults.test_programs_differ import HEAD
 from lanes import full
 from support import run_lockstep
 
 PROGRAM = """
-import time
-import jax
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
 from lockstep.job import kv_store
 from lockstep.programs import compilations, modules
 
-jax.distributed.initialize()
-me, count = jax.process_index(), jax.device_count()
-rows = NamedSharding(jax.make_mesh((count,), ("x",)), P("x"))
-x = jax.make_array_from_callback((4 * count,), rows, lambda at: np.arange(4.0 * count)[at])
 table = np.random.default_rng(7).random(30_000, "float32")
 
 put = kv_store.Store.put
@@ -56,8 +49,8 @@ EXPLAINED = r"process 1 runs .* processes 0, 2: in step \(program.py:\d+\) a con
 
 @pytest.mark.parametrize("collectives", [full("lockstep"), "gloo"])
 def test_one_process_sends_a_long_program_and_a_difference_is_explained(collectives: str) -> None:
-    options = ["--collectives", collectives]
-    result = run_lockstep(options, PROGRAM, n=3, d=1, timeout=120, expect_status=1, forked=True)
+    options, program = ["--collectives", collectives], HEAD + PROGRAM
+    result = run_lockstep(options, program, n=3, d=1, timeout=120, expect_status=1, forked=True)
     sent = [found for found in map(SENDS.search, result.stdout.splitlines()) if found]
     assert all(int(one[1]) > 1 << 16 for one in sent), result
     times = collections.Counter(one[2] for one in sent)

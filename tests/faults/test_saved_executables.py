@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from faults.test_programs_differ import HEAD, run_with_flags_of_one
-from lanes import full
+from lanes import full, sample
 from of_this_jax import needs_numbers
 from support import run_lockstep
 
@@ -48,30 +48,28 @@ def save(
     return options, given
 
 
+# The file that an executable was traced from is that of the first run.
+LINE = (HEAD + SAVED).partition("# HERE")[0].count("\n") + 1
+CONSTANT = f"a constant is 3 on process 1, 2 on process 0, program.py:{LINE}"
+OPTION = "compiler_options is xla_cpu_enable_fast_math=True on process 1, not set on process 0"
+
+
 @needs_numbers
 @pytest.mark.parametrize("collectives", ["lockstep", *EXECUTABLES[1:]])
-def test_what_differs_in_executables_that_were_saved(collectives: str, tmp_path: Path) -> None:
-    """They have no modules: their compiled texts are compared."""
-    options, given = save(collectives, tmp_path, "other")
-    result = run_lockstep(
-        options, HEAD + SAVED, d=1, timeout=120, program_args=given, expect_status=None, forked=True
-    )
-    assert result.status not in (0, None), result
-    # The file that the executable was traced from is that of the first run.
-    line = (HEAD + SAVED).partition("# HERE")[0].count("\n") + 1
-    said = f"a constant is 3 on process 1, 2 on process 0, program.py:{line}"
-    assert said in result.said_by_launcher, result
-
-
-@needs_numbers
-@pytest.mark.parametrize("collectives", EXECUTABLES)
-def test_options_of_an_executable_that_was_saved_are_compared(
-    collectives: str, tmp_path: Path
+@sample(
+    ("program", "said"),
+    [(SAVED, CONSTANT), (SAVED_WITH_OPTIONS, OPTION)],
+    0,
+    ids=["constant", "options"],
+)
+def test_what_differs_in_executables_that_were_saved(
+    collectives: str, program: str, said: str, tmp_path: Path
 ) -> None:
-    options, given = save(collectives, tmp_path, "other", SAVED_WITH_OPTIONS)
+    """They have no modules: their compiled texts are compared."""
+    options, given = save(collectives, tmp_path, "other", program)
     result = run_lockstep(
         options,
-        HEAD + SAVED_WITH_OPTIONS,
+        HEAD + program,
         d=1,
         timeout=120,
         program_args=given,
@@ -79,7 +77,6 @@ def test_options_of_an_executable_that_was_saved_are_compared(
         forked=True,
     )
     assert result.status not in (0, None), result
-    said = "compiler_options is xla_cpu_enable_fast_math=True on process 1, not set on process 0"
     assert said in result.said_by_launcher, result
 
 
