@@ -5,10 +5,6 @@ from __future__ import annotations
 import ast
 import ctypes
 import mmap
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import jax
@@ -19,7 +15,7 @@ from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices
 from lockstep.engine import bindings
 from of_this_jax import GLOO_REDUCE_SCATTER
-from processes import captured
+from processes import python
 from support import run_lockstep
 
 JAXLIB_SAYS = """
@@ -30,16 +26,6 @@ JAXLIB_SAYS = """
         names = {m.decode() for m in re.findall(rb"MPIX?ABI_[A-Za-z0-9_]+(?=\\x00)", data)}
     print("\\n".join(sorted(names)))
 """
-
-
-def python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in an interpreter of its own, without lockstep's variables."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_", "JAX_", "MPI"))}
-    return captured(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**kept, "JAX_PLATFORMS": "cpu", **environ},
-        timeout=100,
-    )
 
 
 def test_the_engine_has_every_name_that_jaxlib_resolves() -> None:
@@ -60,22 +46,24 @@ def test_from_0_12_on_jaxlib_has_a_reduce_scatter_of_its_own_over_gloo() -> None
 
 
 def test_jaxlib_loads_the_plug_when_it_is_loaded_and_names_its_version() -> None:
-    loaded = python(
-        "import jaxlib._jax",
-        MPITRAMPOLINE_LIB=str(bindings.library_path()),
-        MPITRAMPOLINE_VERBOSE="1",
-    )
-    assert loaded.returncode == 0, loaded.stderr
+    variables = {
+        "MPITRAMPOLINE_LIB": str(bindings.library_path()),
+        "MPITRAMPOLINE_VERBOSE": "1",
+    }
+    loaded = python("import jaxlib._jax", env=variables)
+    assert loaded.status == 0, loaded
     assert "liblockstep.so" in loaded.stderr
     assert "2.9.0" in loaded.stderr  # the version of the MPI ABI
 
 
 def test_jaxlib_ends_the_process_when_the_plug_is_missing() -> None:
-    done = python("import jaxlib._jax; print('here')", MPITRAMPOLINE_LIB="/no/such/library.so")
-    assert done.returncode != 0
+    missing = {"MPITRAMPOLINE_LIB": "/no/such/library.so"}
+    done = python("import jaxlib._jax; print('here')", env=missing)
+    assert done.status != 0
     assert "here" not in done.stdout
 
 
+TWO = {"JAX_NUM_CPU_DEVICES": "2"}
 ARRIVES = """
     import re
     import jax, ml_dtypes, numpy as np
@@ -107,8 +95,8 @@ WIDENED = {
 
 @pytest.mark.full
 def test_xla_widens_every_narrow_type_but_float16_itself() -> None:
-    done = python(ARRIVES.format(names=list(WIDENED)), JAX_NUM_CPU_DEVICES="2")
-    assert done.returncode == 0, done.stderr
+    done = python(ARRIVES.format(names=list(WIDENED)), env=TWO, timeout=100)
+    assert done.status == 0, done
     assert set(done.stdout.splitlines()) == {f"{k} {v}" for k, v in WIDENED.items()}
 
 
@@ -131,8 +119,8 @@ PASS = """
 
 
 def test_a_pass_sees_a_program_once_after_partitioning() -> None:
-    done = python(PASS, JAX_NUM_CPU_DEVICES="2")
-    assert done.stdout.split() == ["1", "True", "1"], done.stderr
+    done = python(PASS, env=TWO)
+    assert done.stdout.split() == ["1", "True", "1"], done
 
 
 DONATES = """
@@ -154,9 +142,9 @@ DONATES = """
 
 
 def test_a_program_that_a_pass_changed_forgets_donation_before_jax_0_11() -> None:
-    done = python(DONATES, JAX_NUM_CPU_DEVICES="2")
+    done = python(DONATES, env=TWO)
     keeps = str(jax.__version_info__ >= (0, 11))
-    assert done.stdout.split() == ["True", keeps], done.stderr
+    assert done.stdout.split() == ["True", keeps], done
 
 
 REFUSED = """

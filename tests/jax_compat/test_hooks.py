@@ -124,22 +124,38 @@ def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     assert _jax_compat.pin() in line
 
 
+NO_FACTORIES = "hide(xla_bridge, '_backend_factories')"
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "breaks",
-    ["hide(xla_bridge, '_backend_factories')", "del distributed.State.coordinator_address"],
-)
+@pytest.mark.parametrize("breaks", [NO_FACTORIES, "del distributed.State.coordinator_address"])
 def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) -> None:
     [line] = hooks_lost(breaks, sums="sum 2.0 gloo")
     assert 'the hook "collectives" does not fit' in line
     assert "Lost: the engine; collectives run on gloo." in line
 
 
+NO_EXECUTIONS = """
+pxla = importlib.import_module('jax._src.interpreters.pxla')
+hide(pxla, 'ExecuteReplicated')
+"""
+
+
 @pytest.mark.full
-def test_gloo_runs_without_what_looks_after_its_hosts() -> None:
-    hides = "hide(xla_bridge, '_backend_factories')"
-    [line] = hooks_lost(hides, "--collectives", "gloo", sums="sum 2.0 gloo")
-    assert 'the hook "CPU client" does not fit' in line
+@pytest.mark.parametrize(
+    ("breaks", "options", "sums", "hook"),
+    [
+        (NO_FACTORIES, "--collectives gloo", "sum 2.0 gloo", "CPU client"),
+        (NO_EXECUTIONS, "-d 2 --strict", "sum 4.0 mpi", "executions of programs"),
+        (NO_EXECUTIONS, "--check-replicas", "sum 2.0 mpi", "arguments of programs"),
+    ],
+    ids=["gloo", "strict", "check-replicas"],
+)
+def test_what_an_option_asks_for_is_lost_alone(
+    breaks: str, options: str, sums: str, hook: str
+) -> None:
+    [line] = hooks_lost(breaks, *options.split(), sums=sums)
+    assert f'the hook "{hook}" does not fit' in line
 
 
 RENAMED = """
@@ -198,10 +214,6 @@ def test_errors_that_wait_for_jax_s_devices_are_lost_with_a_line() -> None:
         assert 'lockstep: the hook "backends" does not fit jax' in ended.stderr
 
 
-NO_EXECUTIONS = """
-pxla = importlib.import_module('jax._src.interpreters.pxla')
-hide(pxla, 'ExecuteReplicated')
-"""
 NO_BACKENDS = "hide(xla_bridge, 'backends')"
 NO_REPORT = "lockstep._jax_compat.report_version = None"
 
@@ -229,12 +241,6 @@ def test_float16_is_lost_where_the_pass_cannot_be_registered() -> None:
         "hide(importlib.import_module(found), 'register_hlo_module_transformation')"
     )
     assert 'the hook "float16 pass"' in line
-
-
-@pytest.mark.full
-def test_strict_runs_where_executions_cannot_be_noted() -> None:
-    [line] = hooks_lost(NO_EXECUTIONS, "-d", "2", "--strict", sums="sum 4.0 mpi")
-    assert 'the hook "executions of programs"' in line
 
 
 def test_a_call_with_unknown_arguments_goes_to_jax_itself() -> None:

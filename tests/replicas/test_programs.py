@@ -268,11 +268,3 @@ print("done", float(params["b"][0]), flush=True)
     assert all(any("done" in line for line in result.by_process[i]) for i in (0, 1)), result
     said = "\n".join(result.stderr_by_process[1])
     assert said.count("lockstep: --check-replicas: step is not checked: KeyError: 'planted'.") == 1
-
-
-@pytest.mark.full
-def test_a_jax_without_the_hook_runs_without_the_check() -> None:
-    from jax_compat import test_hooks
-
-    [line] = test_hooks.hooks_lost(test_hooks.NO_EXECUTIONS, "--check-replicas")
-    assert 'the hook "arguments of programs"' in line
