@@ -52,9 +52,7 @@ def plant(job: Job, fault: Fault, saved: Path, clocks: dict[str, Path]) -> Plant
     if not places:
         raise NotPlanted
     host = fault.host(list(places))
-    if kind == "process 0's host killed":
-        host = next((name for name, (number, _) in places.items() if number == 0), host)
-    if kind == "checkpoints' disk full":
+    if kind in ("process 0's host killed", "checkpoints' disk full"):
         host = next((name for name, (number, _) in places.items() if number == 0), host)
     number, pid = places[host]
     lift = _plant(job, kind, host, pid, saved, clocks)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-from fake_job import Client
+from fake_job import Client, peer
 from lockstep.job.kv_store import Store
 from lockstep.programs.compilations import Program
 from lockstep.watchdog import program_equality
@@ -31,11 +30,6 @@ def test_without_time_it_is_looked_for_once() -> None:
     assert poll(lambda: None, lambda: None, 0) is None
 
 
-@dataclasses.dataclass
-class OneCore:
-    cpus: tuple[int, ...] = (0,)
-
-
 NOTHING: dict[str, list[str]] = {"whole": [], "collectives": [], "exact": []}
 LOADED: dict[str, list[str]] = {"whole": ["a"], "collectives": ["b"], "exact": ["a"]}
 
@@ -45,8 +39,7 @@ def test_a_program_that_was_not_found_is_neither_the_same_nor_another(
     there: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.programs.modules.publish", lambda store: None)
-    store = Store(Client())
-    peers: Any = [OneCore(), OneCore()]
+    store, peers = Store(Client()), [peer(0), peer(1)]
     one, other = (Comparison(store, peers, process) for process in (0, 1))
     one.publish({100: NOTHING}, {100: []})
     other.publish({900: there}, {900: []})
@@ -73,8 +66,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
         "lockstep.programs.modules.explain",
         lambda _, found: {p: (one.digest, one.devices) for p, one in found.items()},
     )
-    store = Store(Client())
-    peers: Any = [OneCore()] * 3
+    store, peers = Store(Client()), [peer(process) for process in range(3)]
     return [Comparison(store, peers, process) for process in range(3)]
 
 

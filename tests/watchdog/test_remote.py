@@ -74,6 +74,7 @@ def test_a_request_waits_for_its_connection(job: Job) -> None:
     job.answers[0].hurry(range(4))
     assert job.woken[1].wait(30)
     assert job.woken[3].wait(30)
+    assert not job.woken[2].is_set(), "it is of this host"
 
 
 def test_a_process_that_cannot_be_connected_to_is_queried_last_from_then_on(job: Job) -> None:
@@ -141,13 +142,6 @@ def test_a_process_is_reported_by_its_host_alone(job: Job) -> None:
     job.post.lost = {1, 3}
     assert not job.answers[0].reaches(job.peers[3])
     assert job.answers[0].report_of(job.peers[3], 0.1) is None
-
-
-def test_those_of_other_hosts_are_hurried(job: Job) -> None:
-    job.answers[0].hurry(range(4))
-    assert job.woken[1].wait(30)
-    assert job.woken[3].wait(30)
-    assert not job.woken[2].is_set()
 
 
 def test_only_those_whose_lines_are_missing_are_hurried(job: Job) -> None:

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from fake_job import Client
 from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import this_process
@@ -23,23 +24,22 @@ STACK = "x" * 5000
 """Makes a state as large as a real one."""
 
 
-class Service:
-    """What a client of JAX's store has, with counts of requests and bytes by folder."""
+class Service(Client):
+    """Counts requests, and bytes by folder."""
 
     def __init__(self) -> None:
-        self.records: dict[str, str] = {}
+        super().__init__()
         self.requests: collections.Counter[str] = collections.Counter()
         self.read: collections.Counter[str] = collections.Counter()
 
-    def key_value_set(self, name: str, record: str, allow_overwrite: bool = False) -> None:
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         self.requests["put"] += 1
-        assert allow_overwrite or name not in self.records
-        self.records[name] = record
+        super().key_value_set(key, value, allow_overwrite)
 
-    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
-        self.requests[folder] += 1
-        found = [(name, text) for name, text in self.records.items() if name.startswith(folder)]
-        self.read[folder] += sum(len(name) + len(text) for name, text in found)
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        self.requests[prefix] += 1
+        found = super().key_value_dir_get(prefix)
+        self.read[prefix] += sum(len(key) + len(text) for key, text in found)
         return found
 
 
@@ -144,8 +144,8 @@ def test_a_small_job_makes_no_notes() -> None:
 def test_a_record_of_a_stranger_is_no_question() -> None:
     service = Service()
     first, second = job(service, 2)
-    service.records["lockstep/watch/news/x"] = '{"value": 3}'
-    service.records["lockstep/watch/news/1"] = '{"value": "three"}'
+    service.said["lockstep/watch/news/x"] = '{"value": 3}'
+    service.said["lockstep/watch/news/1"] = '{"value": "three"}'
     assert first.read_news() == ""
     assert second.is_my_turn()
 
