@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cpu_kernels
+from lockstep.linalg import _cpu_kernels, _redistribute
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._spread import Spread
@@ -68,7 +68,7 @@ def apply(
         top = b * steps * layout.tile
         start, end = top // chunk, layout.rows // chunk
         v = lax.dynamic_slice_in_dim(reflectors.vectors, top, steps * layout.tile, axis=2)
-        v = _in_order(v, layout)
+        v = _redistribute.in_order(v, layout.tile)
         above = mine[:, None] < b * width + jnp.arange(width) + first
         v = jnp.where(above, 0, v)  # there is what the reduction left
         taus = lax.dynamic_slice_in_dim(reflectors.taus, b * width, width)
@@ -126,10 +126,3 @@ def _subtract_by_kernel(
         Blocks(products[:, None]),
         Sizes(rows - top, z.shape[2], width, count_i=count),
     )
-
-
-def _in_order(columns: jax.Array, layout: RowMap) -> jax.Array:
-    """(rows, P, count) to (rows, P count), the columns in the order of elimination."""
-    rows, devices, count = columns.shape
-    tiles = columns.reshape(rows, devices, count // layout.tile, layout.tile)
-    return tiles.swapaxes(1, 2).reshape(rows, -1)

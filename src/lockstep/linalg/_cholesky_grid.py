@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cpu_kernels, _tiles
+from lockstep.linalg import _cpu_kernels, _redistribute, _tiles
 from lockstep.linalg._cholesky import potrf_by_kernel, refuse_infinite, update_status
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
@@ -51,7 +51,7 @@ def factor(
         panel = a[top:, :, top:end]
         if top:
             panel = panel - _products(grown, top, end, grid, axes, kernels).reshape(panel.shape)
-        panel = _in_order(panel, layout.tile)
+        panel = _redistribute.in_order(panel, layout.tile)
         block = _diagonal_block(panel[: end - top], layout, axes)
         l_block = potrf(block)
         if with_status:
@@ -59,10 +59,10 @@ def factor(
         mine = _rows_of(l_block, me, layout)
         if end < layout.rows:
             below = solve_right(panel[end - top :], l_block)
-            below = _in_slots(below, layout)
+            below = _redistribute.in_slots(below, layout)
             a = _tiles.put(a, below, end, 0, top)
             grown = _tiles.put(grown, to_grid(below, grid, axes), 0, end, grid.rows * top)
-        a = _tiles.put(a, _in_slots(mine, layout), top, 0, top)
+        a = _tiles.put(a, _redistribute.in_slots(mine, layout), top, 0, top)
     return refuse_infinite(a, axes), status
 
 
@@ -125,23 +125,6 @@ def to_grid(below: jax.Array, grid: Grid, axes: Axes) -> jax.Array:
     sent = below.reshape(height, grid.rows, grid.columns, width).transpose(2, 0, 1, 3)
     sent = sent.reshape(grid.columns, height, -1)
     return lax.all_to_all(sent, axes, 0, 0, axis_index_groups=grid.row_groups, tiled=True)
-
-
-# A panel of several supersteps has its columns by devices, (P, t), where the order of elimination
-# is by supersteps, then by devices.
-
-
-def _in_order(panel: jax.Array, tile: int) -> jax.Array:
-    """The columns of (m, P, t) in the order of elimination: (m, W)."""
-    height, devices, width = panel.shape
-    steps = panel.reshape(height, devices, width // tile, tile)
-    return steps.swapaxes(1, 2).reshape(height, -1)
-
-
-def _in_slots(panel: jax.Array, layout: RowMap) -> jax.Array:
-    """The inverse of `_in_order`."""
-    steps = panel.reshape(panel.shape[0], -1, layout.devices, layout.tile)
-    return steps.swapaxes(1, 2).reshape(panel.shape[0], layout.devices, -1)
 
 
 def _rows_of(block: jax.Array, device: jax.Array, layout: RowMap) -> jax.Array:

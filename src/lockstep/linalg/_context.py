@@ -23,7 +23,6 @@ from lockstep.linalg import (
     _svd,
     _validation,
 )
-from lockstep.linalg._lu import Factors
 from lockstep.linalg._qr import QRPlan
 from lockstep.linalg._shards import check_square, given_specs, is_inside, place_beside, place_shard
 from lockstep.linalg._singular_plan import Plan
@@ -106,7 +105,9 @@ def lu_solve_shardmap_ctx(
     status = _general.status(factors, plan)
     # a^T x = b is the conjugate of a^H x = b.
     rhs = b.conj() if trans == 1 else b
-    x = _posdef.as_matrix(_apply, rhs, b_placed)(factors, plan, trans != 0)
+    x = _posdef.as_matrix(
+        lambda b, b_placed: _general.apply(factors, b, b_placed, plan, trans != 0), rhs, b_placed
+    )
     x = jnp.where(status == 0, x.conj() if trans == 1 else x, jnp.nan)
     return a, x, status[None]
 
@@ -236,12 +237,6 @@ def _place_both(
         return placed, place_beside(function, b, b_spec, placed, m, a.dtype), (m, n)
     b = _validation.right_hand_side(function, b, m, a.dtype, n)
     return placed, _validation.place(function, b, placed.mesh, b_spec, "b"), (m, n)
-
-
-def _apply(
-    b: jax.Array, b_placed: Placed, factors: Factors, plan: _posdef.Plan, adjoint: bool
-) -> jax.Array:
-    return _general.apply(factors, b, b_placed, plan, adjoint)
 
 
 def _status(found: jax.Array, placed: Placed | None) -> jax.Array:

@@ -21,6 +21,7 @@ from lockstep.linalg import (
     _generalized,
     _grid_model,
     _hermitian,
+    _qr,
     _redistribute,
     _scaling,
     _tridiagonalize,
@@ -164,15 +165,13 @@ def syevd(
         dimensions that cannot be split evenly.
       TypeError: an unsupported dtype, or an unknown argument.
     """
-    unknown = set(unused) - {"pad"}
-    if unknown:
-        raise TypeError(f"syevd: unknown argument {', '.join(sorted(unknown))}.")
+    _validation.ignore_pad("syevd", unused)
     _validation.tile_size("syevd", T_A)
     found = _eigh("syevd", a, lower, return_eigenvectors, subset_by_index, mesh, in_specs, None)
     if not return_status:
         return found
     values = found[0] if return_eigenvectors else found
-    status = jnp.where(jnp.isfinite(values).all(), 0, 1).astype(jnp.int32)
+    status = _qr.status_of(values)
     return (*found, status) if return_eigenvectors else (found, status)
 
 

@@ -20,8 +20,6 @@ from lockstep.linalg import (
     _triangular,
     _validation,
 )
-from lockstep.linalg._lu import Factors
-from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 _KINDS = {
@@ -149,28 +147,20 @@ def solve_general(
     if donating:
         _posdef.delete(given, a)
     rhs = b.conj() if trans == 2 else b
-    matrix = None if donating else a
-    x = _posdef.as_matrix(_solve_factored, rhs, b_placed)(matrix, factors, plan, trans != 0)
+
+    def run(b: jax.Array, b_placed: Placed) -> jax.Array:
+        times = None
+        if not donating:
+            times = functools.partial(_posdef.matmul, a.T if trans else a, placed=b_placed)
+        return _general.solve(b, b_placed, times, factors, plan, trans != 0)
+
+    x = _posdef.as_matrix(run, rhs, b_placed)
     x = nan_where(status, x.conj() if trans == 2 else x)
     return (x, status) if options.return_status else x
 
 
 def nan_where(status: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(status == 0, x, jnp.nan)
-
-
-def _solve_factored(
-    b: jax.Array,
-    b_placed: Placed,
-    a: jax.Array | None,
-    factors: Factors,
-    plan: Plan,
-    transposed: bool,
-) -> jax.Array:
-    times = None
-    if a is not None:
-        times = functools.partial(_posdef.matmul, a.T if transposed else a, placed=b_placed)
-    return _general.solve(b, b_placed, times, factors, plan, transposed)
 
 
 def _solve_positive(

@@ -211,8 +211,8 @@ def _solve_factored(
         return _general.solve(b, b_placed, times, factors, plan, transposed=trans == 0)
 
     if trans == 2:
-        return _posdef.as_matrix(run, b.conj(), b_placed)().conj()
-    return _posdef.as_matrix(run, b, b_placed)()
+        return _posdef.as_matrix(run, b.conj(), b_placed).conj()
+    return _posdef.as_matrix(run, b, b_placed)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -296,9 +296,7 @@ def _factors_of(packed: jax.Array, permutation: jax.Array, plan: Plan) -> Factor
     return Factors(slots, order, order)
 
 
-def _permutation_of(pivots: jax.Array) -> jax.Array:
+@jax.jit
+def permutation_of(pivots: jax.Array) -> jax.Array:
     """The row of ``a`` in each row of ``l u``."""
     return lax.linalg.lu_pivots_to_permutation(pivots, len(pivots))
-
-
-permutation_of = jax.jit(_permutation_of)

@@ -282,12 +282,14 @@ def delete(given: Any, put: jax.Array) -> None:
         given.delete()
 
 
-def as_matrix(run: Any, b: jax.Array, b_placed: Placed) -> Any:
-    """``run(b, b_placed, ...)`` on a matrix, whether ``b`` is one or a vector."""
+def as_matrix(
+    run: Callable[[jax.Array, Placed], jax.Array], b: jax.Array, b_placed: Placed
+) -> jax.Array:
+    """``run(b, b_placed)`` on a matrix, whether ``b`` is one or a vector."""
     if b.ndim == 2:
-        return functools.partial(run, b, b_placed)
+        return run(b, b_placed)
     wide = dataclasses.replace(b_placed, dimensions=(b_placed.dimensions[0], ()))
-    return lambda *args, **kwargs: run(b[:, None], wide, *args, **kwargs)[:, 0]
+    return run(b[:, None], wide)[:, 0]
 
 
 def mirrored(a: jax.Array, lower: bool) -> jax.Array:

@@ -89,9 +89,7 @@ def columns_to_slots(rows: jax.Array, layout: RowMap) -> jax.Array:
     count, n = rows.shape
     shape = (count, layout.devices, layout.rows)
     if layout.blocks is None:
-        rows = jnp.pad(rows, ((0, 0), (0, layout.padded - n)))
-        rows = rows.reshape(count, layout.steps, layout.devices, layout.tile)
-        return rows.swapaxes(1, 2).reshape(shape)
+        return in_slots(jnp.pad(rows, ((0, 0), (0, layout.padded - n))), layout)
     if layout.is_plain:
         return rows.reshape(shape)
     parts = [
@@ -105,12 +103,29 @@ def columns_from_slots(slots: jax.Array, layout: RowMap) -> jax.Array:
     """The inverse of `columns_to_slots`."""
     count = slots.shape[0]
     if layout.blocks is None:
-        slots = slots.reshape(count, layout.devices, layout.steps, layout.tile)
-        return slots.swapaxes(1, 2).reshape(count, layout.padded)[:, : layout.n]
+        return in_order(slots, layout.tile)[:, : layout.n]
     if layout.is_plain:
         return slots.reshape(count, layout.n)
     ordered = sorted((start, q, held) for q, (start, held) in enumerate(layout.blocks) if held)
     return jnp.concatenate([slots[:, q, :held] for _, q, held in ordered] or [slots[:, 0]], axis=1)
+
+
+# Slots have their columns by devices, (P, t), where the order of elimination is by supersteps, then
+# by devices.
+
+
+def in_order(slots: jax.Array, tile: int) -> jax.Array:
+    """The columns of (rows, P, t) in the order of elimination: (rows, P t)."""
+    count, devices, width = slots.shape
+    steps = slots.reshape(count, devices, width // tile, tile)
+    return steps.swapaxes(1, 2).reshape(count, devices * width)
+
+
+def in_slots(columns: jax.Array, layout: RowMap) -> jax.Array:
+    """The inverse of `in_order`."""
+    count, width = columns.shape[0], columns.shape[1] // layout.devices
+    steps = columns.reshape(count, width // layout.tile, layout.devices, layout.tile)
+    return steps.swapaxes(1, 2).reshape(count, layout.devices, width)
 
 
 def set_padding(slots: jax.Array, layout: RowMap, me: jax.Array, value: jax.Array) -> jax.Array:

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lockstep.linalg import _cpu_kernels, _eigh, _posdef, _solve, _validation
+from lockstep.linalg import _cpu_kernels, _eigh, _posdef, _qr, _solve, _validation
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._shards import given_specs, is_inside, place, place_beside
-from lockstep.linalg._validation import AnyMesh, Placed, Specs
+from lockstep.linalg._validation import AnyMesh, Specs
 
 
 def potrs_shardmap_ctx(
@@ -87,7 +87,9 @@ def potrs_shardmap_ctx(
         plan = Plan.for_cholesky(n, placed, tile, return_status)
         low, status = _posdef.factor(a, plan, lower, return_status)
         if b.size:
-            x = _posdef.as_matrix(_both_sweeps, b, b_placed)(low, plan)
+            x = _posdef.as_matrix(
+                lambda b, placed: _posdef.solve(None, low, b, plan, placed), b, b_placed
+            )
         if return_logdet:
             logdet = _posdef.log_determinant_of(low, plan)
     found = (x, *([logdet] if return_logdet else []), *([status[None]] if return_status else []))
@@ -189,9 +191,5 @@ def syevd_shardmap_ctx(
         problem = _eigh.Problem(placed, lower, return_eigenvectors, 0, n, False, kernels, n)
         found = _eigh.compute(a, problem)
         values, vectors = found if return_eigenvectors else (found, a)
-    status = jnp.where(jnp.isfinite(values).all(), 0, 1).astype(jnp.int32)[None]
+    status = _qr.status_of(values)[None]
     return (values, vectors, status) if return_eigenvectors else (values, status)
-
-
-def _both_sweeps(b: jax.Array, b_placed: Placed, low: jax.Array, plan: Plan) -> jax.Array:
-    return _posdef.sweep(low, b, plan, b_placed, ("forward", "backward"))

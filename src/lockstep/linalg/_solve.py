@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from lockstep.linalg import _arguments, _general, _hermitian, _posdef, _validation
 from lockstep.linalg._posdef import Plan
-from lockstep.linalg._validation import AnyMesh, Placed, Specs
+from lockstep.linalg._validation import AnyMesh, Specs
 
 
 def potrs(
@@ -87,7 +87,9 @@ def potrs(
         a = None  # only derivatives need the matrix
     elif lower is not None:
         a = _posdef.mirrored(a, lower)
-    x = _posdef.as_matrix(_solve_positive, b, b_placed)(a, low, plan) if b.size else b
+    x = b
+    if b.size:
+        x = _posdef.as_matrix(lambda b, on: _posdef.solve(a, low, b, plan, on), b, b_placed)
     logdet = None
     if return_logdet:
         logdet = _posdef.log_determinant(a, low, plan)
@@ -247,12 +249,6 @@ def _inverse(
     else:
         found = _posdef.inverse_of_donating(low, plan)
     return (found, status) if return_status else found
-
-
-def _solve_positive(
-    b: jax.Array, b_placed: Placed, a: jax.Array | None, low: jax.Array, plan: Plan
-) -> jax.Array:
-    return _posdef.solve(a, low, b, plan, b_placed)
 
 
 def _results(

@@ -180,7 +180,8 @@ def solve_triangular(
         )
     if not lower:
         a, trans = _posdef.adjoint(a, plan.placed), 2 - trans
-    return _posdef.as_matrix(lower_solver(a, plan), b, b_placed)(adjoint=trans == 2)
+    solve = functools.partial(lower_solver(a, plan), adjoint=trans == 2)
+    return _posdef.as_matrix(solve, b, b_placed)
 
 
 def slots_of(a: jax.Array, plan: Plan, lower: bool) -> jax.Array:

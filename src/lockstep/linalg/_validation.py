@@ -60,9 +60,7 @@ class Placed:
 
 def matrix(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.Array:
     """``a`` as a matrix of any shape, of a supported type; an error otherwise."""
-    if not isinstance(a, jax.Array):
-        _check_is_placed(function, a, mesh, name)
-        a = jnp.asarray(a)
+    a = _as_placed(function, a, mesh, name)
     if a.ndim != 2:
         raise ValueError(
             f"{function}: {name} has shape {a.shape}; expected one matrix, shape (m, n). "
@@ -74,9 +72,7 @@ def matrix(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.
 
 def square(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.Array:
     """``a`` as a square matrix of a supported type; an error otherwise."""
-    if not isinstance(a, jax.Array):
-        _check_is_placed(function, a, mesh, name)
-        a = jnp.asarray(a)
+    a = _as_placed(function, a, mesh, name)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise ValueError(
             f"{function}: {name} has shape {a.shape}; expected one square matrix, shape (n, n). "
@@ -86,9 +82,11 @@ def square(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.
     return a
 
 
-def _check_is_placed(function: str, a: Any, mesh: AnyMesh | None, name: str) -> None:
+def _as_placed(function: str, a: Any, mesh: AnyMesh | None, name: str) -> jax.Array:
     """An array that is not JAX's has no sharding. Each process would solve it by itself, silently,
     or take its own rows for the whole matrix."""
+    if isinstance(a, jax.Array):
+        return a
     if mesh is None and _context_mesh() is None and jax.process_count() > 1:
         raise ValueError(
             f"{function}: {name} is a {type(a).__module__}.{type(a).__name__}, which has no "
@@ -98,6 +96,7 @@ def _check_is_placed(function: str, a: Any, mesh: AnyMesh | None, name: str) -> 
             "jax.make_array_from_process_local_data. To solve it on each process alone, give "
             "jnp.asarray(a)."
         )
+    return jnp.asarray(a)
 
 
 def right_hand_side(
