@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 from lockstep._words import UNITS, format_size
+from lockstep.inspection import cost_model
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 HLO_NAMES = {
@@ -103,14 +104,7 @@ class Case:
         What each rank has to send (and receive) in the best algorithm over point-to-point links,
         so that the figure compares with the speed of a link whatever the number of ranks.
         """
-        size, r = self.bytes, self.ranks
-        return {
-            "all_reduce": 2 * (r - 1) / r * size,
-            "all_gather": (r - 1.0) * size,
-            "reduce_scatter": (r - 1) / r * size,
-            "all_to_all": (r - 1) / r * size,
-            "permute": float(size),
-        }[self.op]
+        return cost_model.bus_bytes(HLO_NAMES[self.op], self.bytes, self.ranks)
 
     @property
     def least_traffic(self) -> int:

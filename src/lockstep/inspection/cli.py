@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep._config import positive
 from lockstep._errors import ConfigError
 from lockstep._words import UNITS
+from lockstep.launch.usage import checked
 
 if TYPE_CHECKING:
     from lockstep.inspection.cost_model import CostModel
@@ -55,12 +56,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         help="the function of the program that returns the arguments; default: example_args",
     )
-    add = parser.add_argument_group("job").add_argument
-    add("-n", "--processes", type=_number, default=1, metavar="N", help="default: 1")
-    add("-d", "--devices", type=_number, default=1, metavar="D", help="per process; default: 1")
+    add, number = parser.add_argument_group("job").add_argument, checked(positive)
+    add("-n", "--processes", type=number, default=1, metavar="N", help="default: 1")
+    add("-d", "--devices", type=number, default=1, metavar="D", help="per process; default: 1")
     add(
         "--processes-per-host",
-        type=_number,
+        type=number,
         metavar="P",
         help="what is between hosts; default: all processes are on one host",
     )
@@ -125,13 +126,6 @@ def _model(args: argparse.Namespace) -> CostModel | None:
     if args.link_between:
         raise ConfigError("--link-between needs --link, the numbers within a host")
     return cost_model.load(Path(args.costs)) if args.costs else None
-
-
-def _number(text: str) -> int:
-    try:
-        return positive(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
 
 
 def _link(text: str) -> tuple[float, float]:
