@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from doctor.judged import assert_judged
 from lockstep._finding import ok
 from lockstep.doctor import engine, software
 from support import assert_unsaid
@@ -32,8 +34,7 @@ def changed(**values: object) -> engine.EngineFacts:
 def test_an_engine_that_fits_is_ok() -> None:
     assert engine.check_library(GOOD).status == "ok"
     finding = engine.check_abi(GOOD)
-    assert finding.status == "ok"
-    assert "all 640 names" in finding.found
+    assert_judged(finding, "ok", "all 640 names")
     assert "MPI ABI 2.9.0" in finding.found
 
 
@@ -57,8 +58,7 @@ def test_a_library_that_does_not_load() -> None:
 def test_names_that_the_engine_lacks_are_counted_and_shown() -> None:
     missing = ["MPIABI_Allreduce", "MPIABI_B", "MPIABI_C", "MPIABI_D"]
     finding = engine.check_abi(changed(lookup={"missing": missing, "abi": [2, 9, 0]}))
-    assert finding.status == "problem"
-    assert "4 names" in finding.found
+    assert_judged(finding, "problem", "4 names")
     assert "MPIABI_Allreduce" in finding.found
     assert "MPIABI_D" not in finding.found
 
@@ -69,8 +69,7 @@ def test_names_that_the_engine_lacks_are_counted_and_shown() -> None:
 )
 def test_abi_version(abi: list[int], status: str) -> None:
     finding = engine.check_abi(changed(lookup={"missing": [], "abi": abi}))
-    assert finding.status == status
-    assert ".".join(map(str, abi)) in finding.found
+    assert_judged(finding, status, ".".join(map(str, abi)))
 
 
 def test_a_jaxlib_without_mpi_or_without_its_library() -> None:
@@ -119,15 +118,17 @@ def test_a_child_that_fails_is_an_error_in_words(code: str, words: str) -> None:
     assert words in answer["error"]
 
 
-def test_judgement_on_the_collective() -> None:
-    right = {"result": [2.0, 4.0], "expected": [2.0, 4.0], "engine_calls": 2, "seconds": 1.5}
-    assert engine.check_smoke(right).status == "ok"
-    wrong = engine.check_smoke(right | {"result": [2.0, 5.0]})
-    assert wrong.status == "problem"
-    assert "[2.0, 5.0] and not [2.0, 4.0]" in wrong.found
-    elsewhere = engine.check_smoke(right | {"engine_calls": 0})
-    assert elsewhere.status == "problem"
-    assert "did not go through the engine" in elsewhere.found
-    failed = engine.check_smoke({"error": "exit 1: no engine"})
-    assert failed.status == "problem"
-    assert "no engine" in failed.found
+RIGHT = {"result": [2.0, 4.0], "expected": [2.0, 4.0], "engine_calls": 2, "seconds": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "found"),
+    [
+        (RIGHT, "ok", ""),
+        (RIGHT | {"result": [2.0, 5.0]}, "problem", "[2.0, 5.0] and not [2.0, 4.0]"),
+        (RIGHT | {"engine_calls": 0}, "problem", "did not go through the engine"),
+        ({"error": "exit 1: no engine"}, "problem", "no engine"),
+    ],
+)
+def test_judgement_on_the_collective(answer: dict[str, Any], status: str, found: str) -> None:
+    assert_judged(engine.check_smoke(answer), status, found)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from doctor.judged import assert_judged
 from lockstep._finding import Finding
 from lockstep.doctor import network
 from lockstep.job.job_key import JobKey
@@ -61,10 +62,8 @@ def test_what_is_not_as_it_should_be(
     found: str,
     fix: str,
 ) -> None:
-    finding = check(dataclasses.replace(GOOD, **change))  # type: ignore[arg-type]
-    assert finding.status == status
-    assert found in finding.found
-    assert fix in finding.fix
+    facts = dataclasses.replace(GOOD, **change)  # type: ignore[arg-type]  # any field
+    assert_judged(check(facts), status, found, fix)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +100,7 @@ def test_the_mend_for_proxies_names_this_host() -> None:
 def test_the_key_for_other_hosts(
     path: str, file: JobKey, libssl: str, status: str, found: str, fix: str
 ) -> None:
-    finding = network.check_key(path, file, libssl, "OpenSSL 3.5.0")
-    assert finding.status == status
-    assert found in finding.found
-    assert fix in finding.fix
+    assert_judged(network.check_key(path, file, libssl, "OpenSSL 3.5.0"), status, found, fix)
 
 
 def test_loopback_is_reached() -> None:
@@ -137,6 +133,4 @@ def test_ucx(
     words: str,
 ) -> None:
     found = version and ("libucp.so.0", version)
-    finding = network.check_ucx(found, wanted, all_networks)
-    assert words in finding.found
-    assert finding.status == status
+    assert_judged(network.check_ucx(found, wanted, all_networks), status, words)

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from doctor.judged import assert_judged
 from lockstep.doctor import optional
 from lockstep.system import subprocess_output
 from lockstep.system.subprocess_output import said_by
 
 NOTHING = optional.OptionalFacts((), None, "", (), {}, "0.10.2")
-
-
-def changed(**values: object) -> optional.OptionalFacts:
-    return dataclasses.replace(NOTHING, **values)  # type: ignore[arg-type]
+H200 = "NVIDIA H200"
+OF_JAXLIB = "pip install jax-cuda12-plugin==0.10.2"
 
 
 def test_nothing_of_it_is_needed() -> None:
@@ -49,9 +48,8 @@ def test_kind_of_mpiexec(says: str, kind: str) -> None:
 def test_a_trampoline_that_is_not_there_is_a_warning() -> None:
     environ = {"MPITRAMPOLINE_LIB": "/opt/libmpiwrapper.so"}
     finding = optional.check_trampoline(environ, exists=False)
-    assert finding.status == "warning"
-    assert "/opt/libmpiwrapper.so does not exist" in finding.found
-    assert "unset MPITRAMPOLINE_LIB" in finding.fix
+    found, fix = "/opt/libmpiwrapper.so does not exist", "unset MPITRAMPOLINE_LIB"
+    assert_judged(finding, "warning", found, fix)
     assert optional.check_trampoline(environ, exists=True).status == "ok"
 
 
@@ -69,50 +67,40 @@ def test_a_trampoline_that_is_not_there_is_a_warning() -> None:
 )
 def test_the_launcher_that_started_this_process(environ: dict[str, str], name: str) -> None:
     finding = optional.check_cluster(environ)
-    assert finding.status == "ok"
-    assert name in finding.found
+    assert_judged(finding, "ok", name)
     assert next(iter(environ)) in finding.found
     assert "lockstep worker is process 0 of 2" in finding.found
 
 
-def test_variables_that_the_worker_refuses_are_no_good_here_either() -> None:
-    half = optional.check_cluster({"PMI_RANK": "0"})
-    assert half.status == "warning"
-    assert "PMI_SIZE is not" in half.found
-    half = optional.check_cluster({"RANK": "0", "WORLD_SIZE": "2"})
-    assert half.status == "warning"
-    assert "MASTER_ADDR is not" in half.found
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [({"PMI_RANK": "0"}, "PMI_SIZE"), ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR")],
+)
+def test_variables_that_the_worker_refuses_are_no_good_here_either(
+    environ: dict[str, str], missing: str
+) -> None:
+    assert_judged(optional.check_cluster(environ), "warning", f"{missing} is not")
 
 
 def test_an_allocation_places_no_process() -> None:
-    finding = optional.check_cluster({"SLURM_JOB_ID": "3"})
-    assert finding.status == "ok"
-    assert "Slurm (SLURM_JOB_ID), without a rank of this process: use srun" in finding.found
+    found = "Slurm (SLURM_JOB_ID), without a rank of this process: use srun"
+    assert_judged(optional.check_cluster({"SLURM_JOB_ID": "3"}), "ok", found)
 
 
-def test_gpus_without_a_plug_in() -> None:
-    finding = optional.check_gpus(changed(gpus=("NVIDIA H200", "NVIDIA H200")))
-    assert finding.status == "warning"
-    assert "2 x NVIDIA H200" in finding.found
-    assert "pip install --upgrade 'jax[cuda" in finding.fix
-
-
-def test_an_amd_gpu_wants_the_rocm_plug_in() -> None:
-    assert "jax[rocm]" in optional.check_gpus(changed(gpus=("/dev/kfd",))).fix
-
-
-def test_a_plug_in_of_another_version_than_jaxlib() -> None:
-    facts = changed(gpus=("NVIDIA H200",), plugins={"jax-cuda12-plugin": "0.9.0"})
-    finding = optional.check_gpus(facts)
-    assert finding.status == "warning"
-    assert finding.fix == "pip install jax-cuda12-plugin==0.10.2"
-
-
-def test_gpus_that_jax_can_use() -> None:
-    facts = changed(gpus=("NVIDIA H200",), plugins={"jax-cuda13-plugin": "0.10.2"})
-    finding = optional.check_gpus(facts)
-    assert finding.status == "ok"
-    assert "NVIDIA H200" in finding.found
+@pytest.mark.parametrize(
+    ("gpus", "plugins", "status", "found", "fix"),
+    [
+        ((H200, H200), {}, "warning", "2 x NVIDIA H200", "pip install --upgrade 'jax[cuda"),
+        (("/dev/kfd",), {}, "warning", "", "jax[rocm]"),  # AMD's
+        ((H200,), {"jax-cuda12-plugin": "0.9.0"}, "warning", "", OF_JAXLIB),
+        ((H200,), {"jax-cuda13-plugin": "0.10.2"}, "ok", H200, ""),
+    ],
+)
+def test_gpus_need_the_plug_in_of_their_kind_and_of_the_version_of_jaxlib(
+    gpus: tuple[str, ...], plugins: dict[str, str], status: str, found: str, fix: str
+) -> None:
+    facts = dataclasses.replace(NOTHING, gpus=gpus, plugins=plugins)
+    assert_judged(optional.check_gpus(facts), status, found, fix)
 
 
 def test_which_distributions_are_plug_ins() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
+from doctor.judged import assert_judged
 from lockstep import _jax_compat
 from lockstep._finding import Finding, ok, problem
 from lockstep.doctor import software
+from lockstep.doctor.software import check_jaxlib, check_python
 
 GOOD = software.SoftwareFacts((3, 12, 1), "/usr/bin/python3", "Linux", "x86_64", "0.10.2", "0.10.2")
 
 WORKS = ok("a collective", "")
+CRASHES = {"jax": "0.11.2", "jaxlib": "0.11.2"}
 
 
 def changed(**values: object) -> software.SoftwareFacts:
@@ -24,52 +28,43 @@ def check_jax(facts: software.SoftwareFacts, collective: Finding = WORKS) -> Fin
 
 
 def test_a_good_installation_is_ok() -> None:
-    for check in (software.check_python, check_jax, software.check_jaxlib):
+    for check in (check_python, check_jax, check_jaxlib):
         assert check(GOOD).status == "ok"
         assert not check(GOOD).fix
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("check", "change", "status", "found", "fix"),
     [
-        (changed(python=(3, 10, 4)), "needs 3.11 or later"),
-        (changed(system="Darwin"), "runs on Linux"),
-        (changed(machine="riscv64"), "x86_64 and aarch64"),
+        (check_python, {"python": (3, 10, 4)}, "problem", "needs 3.11 or later", ""),
+        (check_python, {"system": "Darwin"}, "problem", "runs on Linux", ""),
+        (check_python, {"machine": "riscv64"}, "problem", "x86_64 and aarch64", ""),
+        (check_jax, {"jax": None}, "problem", "not installed", ""),
+        (check_jax, {"jax": "0.7.2"}, "problem", "0.8 is the oldest", ""),
+        (check_jax, {"jax": "0.8.0"}, "ok", "0.8.0", ""),
+        (check_jax, {"jax": "0.10.2.dev20260101"}, "ok", "0.10.2.dev", ""),
+        (check_jax, {"jax": "0.99.0"}, "warning", "the newest tested version", ""),
+        (check_jaxlib, {"jaxlib": None}, "problem", "not installed", "pip install"),
+        (check_jaxlib, {"jaxlib": "0.10.1"}, "warning", "but jax is 0.10.2", "pip install"),
+        (check_jaxlib, {"jaxlib": "0.11.0"}, "problem", "jax refuses a newer jaxlib", "pip"),
+        (check_jaxlib, CRASHES, "warning", "XLA crashes", ""),
     ],
 )
-def test_a_platform_that_cannot_work_is_a_problem(
-    facts: software.SoftwareFacts, words: str
+def test_versions_that_fit_and_that_do_not(
+    check: Callable[[software.SoftwareFacts], Finding],
+    change: dict[str, object],
+    status: str,
+    found: str,
+    fix: str,
 ) -> None:
-    finding = software.check_python(facts)
-    assert finding.status == "problem"
-    assert words in finding.found
-    assert finding.fix
-
-
-@pytest.mark.parametrize(
-    ("version", "status", "words"),
-    [
-        (None, "problem", "not installed"),
-        ("0.7.2", "problem", "0.8 is the oldest"),
-        ("0.8.0", "ok", "0.8.0"),
-        ("0.10.2.dev20260101", "ok", "0.10.2.dev"),
-        ("0.99.0", "warning", "the newest tested version"),
-    ],
-)
-def test_jax_must_be_supported_and_better_be_tested(
-    version: str | None, status: str, words: str
-) -> None:
-    finding = check_jax(changed(jax=version))
-    assert finding.status == status
-    assert words in finding.found
+    assert_judged(check(changed(**change)), status, found, fix)
 
 
 def test_a_failed_collective_with_a_jax_that_is_too_new_is_a_problem_of_that_jax() -> None:
     failed = problem("a collective", "a psum over 2 devices failed: SIGSEGV", "see above")
     finding = check_jax(changed(jax="0.99.0"), failed)
-    assert finding.status == "problem"
+    assert_judged(finding, "problem", "a psum over 2 devices failed: SIGSEGV")
     assert finding.found.startswith("0.99.0: newer than ")
-    assert "a psum over 2 devices failed: SIGSEGV" in finding.found
     assert finding.fix == _jax_compat.pin()
     assert check_jax(GOOD, failed).status == "ok"
 
@@ -78,26 +73,6 @@ def test_that_problem_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "probe", lambda: changed(jax="0.99.0", jaxlib="0.99.0"))
     monkeypatch.setattr(software.engine, "probe_smoke", lambda: {"error": "signal 11"})
     assert [finding.name for finding in software.findings()][:2] == ["jax", "Python"]
-
-
-@pytest.mark.parametrize(
-    ("jaxlib", "status", "words"),
-    [
-        (None, "problem", "not installed"),
-        ("0.10.1", "warning", "but jax is 0.10.2"),
-        ("0.11.0", "problem", "jax refuses a newer jaxlib"),
-    ],
-)
-def test_jaxlib_must_fit_jax(jaxlib: str | None, status: str, words: str) -> None:
-    finding = software.check_jaxlib(changed(jaxlib=jaxlib))
-    assert finding.status == status
-    assert words in finding.found
-    assert "pip install" in finding.fix
-
-
-def test_a_jaxlib_that_is_known_to_crash_is_named() -> None:
-    finding = software.check_jaxlib(changed(jax="0.11.2", jaxlib="0.11.2"))
-    assert (finding.status, "XLA crashes" in finding.found) == ("warning", True)
 
 
 def test_a_newer_release_of_a_tested_series_is_ok() -> None:
@@ -118,9 +93,7 @@ def test_a_newer_release_of_a_tested_series_is_ok() -> None:
 def test_settings_are_read_as_a_process_would(
     environ: dict[str, str], status: str, words: str
 ) -> None:
-    finding = software.check_settings(environ)
-    assert finding.status == status
-    assert words in finding.found
+    assert_judged(software.check_settings(environ), status, words)
 
 
 def test_the_mend_of_a_bad_setting_names_the_variable() -> None:
@@ -139,9 +112,7 @@ def test_the_mend_of_a_bad_setting_names_the_variable() -> None:
 def test_settings_of_jax_that_work_against_the_launcher(
     environ: dict[str, str], words: str
 ) -> None:
-    finding = software.check_jax_settings(environ)
-    assert finding.status == "warning"
-    assert words in finding.fix
+    assert_judged(software.check_jax_settings(environ), "warning", fix=words)
 
 
 def test_other_settings_of_jax_are_left_alone() -> None:
