@@ -76,11 +76,6 @@ def listing(start: str) -> tuple[str, tuple[str, ...]]:
     return line, tuple(re.findall(r"^    (.*)$", shown, re.M))
 
 
-def pip_line(package: str) -> str:
-    [line] = re.findall(rf"^    (pip install {package}==.*)$", PAGE, re.M)
-    return line
-
-
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the first run installs NetKet
 def test_netket(tmp_path: Path) -> None:
@@ -88,12 +83,13 @@ def test_netket(tmp_path: Path) -> None:
     assert versions, "the page does not say which NetKet"
     packages = [f"{name}=={versions[2]}" for name in ("jax", "jaxlib")]
     bin = commands_of(f"netket=={versions[1]}", *packages)
+    [install] = re.findall(r"^    (pip install netket==.*)$", PAGE, re.M)
     line, shown = listing("NETKET_")
     folder = tmp_path / "test" / "sharding"
     folder.mkdir(parents=True)
     (folder / "test_samples.py").write_text(NETKET)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -n auto\n")
-    output = output_of(f"{pip_line('netket')} && {line}", tmp_path, SECONDS, bin)
+    output = output_of(f"{install} && {line}", tmp_path, SECONDS, bin)
     assert missing(shown, output) == [], output
 
 

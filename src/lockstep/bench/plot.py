@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep._words import counted, format_size
+from lockstep._words import counted, format_size, unit_of_time
 from lockstep.bench.cases import OPS
 
 STYLES = {
@@ -60,10 +60,9 @@ def _line(axes: Any, report: Mapping[str, Any], op: str, name: str) -> None:
 
 
 def _time_label(microseconds: float, _position: object = None) -> str:
-    for factor, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
-        if microseconds >= factor or factor == 1.0:
-            return f"{microseconds / factor:g} {unit}"
-    raise AssertionError(microseconds)
+    seconds = microseconds * 1e-6
+    factor, unit = unit_of_time(seconds)
+    return f"{seconds * factor:g} {unit}"
 
 
 def _panel(axes: Any, report: Mapping[str, Any], op: str) -> None:

@@ -97,7 +97,7 @@ def solve(
     if kind.endswith("triangular"):
         return _solve_triangle(kind, a, b, int(transposed), options)
     if kind in ("her", "sym"):
-        a, mesh, spec = _symmetric("solve", a, kind, lower, mesh, in_specs)
+        a, mesh, spec = _symmetric(a, kind, lower, mesh, in_specs)
         b_spec = _validation.specs("solve", in_specs, ("a", "b"))[1]
         given = spec if b_spec is None else (spec, b_spec)
         options = dataclasses.replace(options, mesh=mesh, in_specs=given)
@@ -219,14 +219,14 @@ def _first_bad(a: jax.Array) -> jax.Array:
 
 
 def _symmetric(
-    function: str, a: Any, kind: str, lower: bool | None, mesh: AnyMesh | None, in_specs: Specs
+    a: Any, kind: str, lower: bool | None, mesh: AnyMesh | None, in_specs: Specs
 ) -> tuple[jax.Array, AnyMesh, Any]:
     """The whole of a symmetric or Hermitian matrix, and its sharding."""
-    a, placed = _arguments.square(function, a, mesh, in_specs, ("a", "b"))
+    a, placed = _arguments.square("solve", a, mesh, in_specs, ("a", "b"))
     hermitian = kind == "her" or not jnp.iscomplexobj(a)
     if lower is None:
         if hermitian:
-            _hermitian.check(function, a, placed)
+            _hermitian.check("solve", a, placed)
         return a, placed.mesh, placed.spec
     whole = functools.partial(_posdef.mirrored if hermitian else _mirrored, lower=lower)
     return _posdef.partitioned(whole, placed)(a), placed.mesh, placed.spec
