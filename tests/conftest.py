@@ -1,6 +1,7 @@
 """For every test: lockstep is imported before any test module can import jax."""
 
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ LONG = ("native", "faults", "linalg", "sync", "testing", "worker")
 
 
 TESTS = Path(__file__).parent
+
+# The scripts, last: `wheel` is not to be the script of this name.
+sys.path.append(str(TESTS.parent / "scripts"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

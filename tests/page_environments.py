@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from page_commands import ROOT
-
-sys.path.append(str(ROOT / "scripts"))  # last: `wheel` is not to be the script of this name
-
 from version_matrix import environments
 
 WHEELS = environments.FOLDER / "wheel"

@@ -11,13 +11,10 @@ import pytest
 from lockstep._jax_compat import NEWEST_TESTED_JAX, OLDEST_JAX
 from processes import captured
 from support import wait_until
+from version_matrix import cases, environments, table
+from version_matrix.cells import Ran, judge, read
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "scripts"))  # last: `wheel` is not to be the script of this name
-
-from version_matrix import cases, environments, table  # noqa: E402
-from version_matrix.cells import Ran, judge, read  # noqa: E402
-
 PAGE = ROOT / "docs" / "reference" / "versions.md"
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a.test_b" name="test_c[1, 2]" />

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+import listings
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-import listings  # noqa: E402
-
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import lost_time_model as model
 from lost_time_model import HOSTS, HOUR, Assumptions
