@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from processes import captured, write_command
+from support import wait_until
 
 ROOT = Path(__file__).parents[1]
 INSTALL = ROOT / "scripts" / "install.py"
@@ -188,10 +189,7 @@ def test_sigterm_ends_what_the_step_has_started(tree: Callable[[str], Path]) -> 
             assert installer.wait(DEADLINE_SECONDS) == 130
         finally:
             installer.kill()
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while runs(sleeper):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not runs(sleeper), "what the step started still runs", DEADLINE_SECONDS)
 
 
 def runs(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -42,6 +43,18 @@ def test_a_plan_for_64_devices_on_4_hosts(tmp_path: Path) -> None:
     assert names == ["parameters['down']", "parameters['up']", "x"]
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a plan in this process, which leaves the other tests' as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    # The devices of this process are those of the other tests.
+    monkeypatch.setattr(plan._jax_compat, "plan_devices", lambda *_: None)
+    monkeypatch.setattr(plan, "_stand_in", lambda *_: None)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("program", "words", "message"),
     [
@@ -60,18 +73,9 @@ def test_bad_input_is_named(
     program: str,
     words: list[str],
     message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
 ) -> None:
-    import argparse
-
-    (tmp_path / "prog.py").write_text(program)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", [*sys.argv])
-    # The devices of this process are those of the other tests.
-    monkeypatch.setattr(plan._jax_compat, "plan_devices", lambda *_: None)
-    monkeypatch.setattr(plan, "_stand_in", lambda *_: None)
+    (folder / "prog.py").write_text(program)
     parser = argparse.ArgumentParser()
     cli.add_parser(parser.add_subparsers())
     args = parser.parse_args(["inspect", *words])
@@ -79,15 +83,8 @@ def test_bad_input_is_named(
         args.func(args)
 
 
-def test_an_error_of_the_program_names_the_number_of_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "small_mesh.py").write_text("raise ValueError('Number of devices 4 must be >= 64')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", [*sys.argv])
-    monkeypatch.setattr(plan._jax_compat, "plan_devices", lambda *_: None)
-    monkeypatch.setattr(plan, "_stand_in", lambda *_: None)
+def test_an_error_of_the_program_names_the_number_of_devices(folder: Path) -> None:
+    (folder / "small_mesh.py").write_text("raise ValueError('Number of devices 4 must be >= 64')")
     with pytest.raises(ValueError, match="must be >= 64") as done:
         plan.plan("small_mesh.py:f", None, 2, 2)
     [note] = done.value.__notes__
