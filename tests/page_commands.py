@@ -101,7 +101,7 @@ def in_sentences(page: str) -> list[str]:
 
 
 def files(page: str) -> dict[str, str]:
-    """The programs of ``page`` by their titles."""
+    """The files that ``page`` shows, by their titles."""
     return {title: body for _, title, body in _BLOCK.findall(page) if title}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import kubernetes_api
 from lanes import needs
-from page_commands import ROOT
+from page_commands import ROOT, files
 from processes import captured
 
 PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def typed(line: str, folder: Path, config: Path) -> str:
-    for title, text in re.findall(r'^```yaml title="(\S+)"\n(.*?)^```$', PAGE, re.M | re.S):
+    for title, text in files(PAGE).items():
         (folder / title).write_text(text)
     environ = {**os.environ, "KUBECONFIG": str(config), "HOME": str(folder)}
     done = captured(

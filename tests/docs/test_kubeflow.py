@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from docs.test_kubernetes import check_model, options_of, validate
+from page_commands import files
 from page_environments import commands_of
 from processes import captured
 
@@ -27,9 +28,7 @@ print(json.dumps(client.sanitize_for_serialization(job)))
 
 
 def document(title: str) -> dict[str, Any]:
-    found = re.search(rf'^```yaml title="{title}"\n(.*?)^```$', PAGE, re.M | re.S)
-    assert found, f"docs/how-to/kubeflow.md has no {title}"
-    return yaml.safe_load(found[1])
+    return yaml.safe_load(files(PAGE)[title])
 
 
 def check_key(pod: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import yaml
 from lockstep.bootstrap.cluster_env import detect
 from lockstep.hosts import node_range
 from lockstep.launch import options
+from page_commands import files
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubernetes.md").read_text()
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
@@ -24,9 +25,7 @@ ETC_HOSTS = "10.244.1.7\t{0}.train.default.svc.cluster.local\t{0}\n"
 
 
 def documents(title: str) -> list[dict[str, Any]]:
-    found = re.search(rf'^```yaml title="{title}"\n(.*?)^```$', PAGE, re.M | re.S)
-    assert found, f"docs/how-to/kubernetes.md has no {title}"
-    return list(yaml.safe_load_all(found[1]))
+    return list(yaml.safe_load_all(files(PAGE)[title]))
 
 
 def validate(document: dict[str, Any], versions: tuple[str, ...] = VERSIONS) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from page_commands import files
 from page_environments import commands_of
 from processes import assert_all_well, captured, free_port, run_processes
 from worker.test_worker_command import SUM, sums
@@ -26,9 +27,7 @@ SECONDS = 200
 
 
 def task() -> dict[str, Any]:
-    found = re.search(r'^```yaml title="train.yaml"\n(.*?)^```$', PAGE, re.M | re.S)
-    assert found
-    return yaml.safe_load(found[1])
+    return yaml.safe_load(files(PAGE)["train.yaml"])
 
 
 def test_the_command_that_launches_the_task() -> None:
