@@ -126,8 +126,7 @@ void Endpoint::publish(int process, std::unique_ptr<Connection> made) {
 
 // Unauthenticated peers may push a connection out before it has shown that it has the key.
 std::unique_ptr<Connection> Endpoint::open(int process, std::uint32_t which, const Limit& limit) {
-  const std::string peer =
-      labels_[static_cast<std::size_t>(process)] + " at " + peer_of(process).address;
+  const std::string peer = label(process) + " at " + peer_of(process).address;
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kMaxPause)) {
     try {
       auto made = try_to_connect(process, peer, limit);
@@ -143,8 +142,7 @@ std::unique_ptr<Connection> Endpoint::open(int process, std::uint32_t which, con
 }
 
 std::string Endpoint::cannot_reach(const std::string& peer, const std::string& why) const {
-  return "lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-         " has no encrypted connection to " + peer + ": " + why +
+  return "lockstep: " + label(process_) + " has no encrypted connection to " + peer + ": " + why +
          (key_is_drawn_ ? "." : ". LOCKSTEP_KEY_FILE has to hold the same key on all hosts.") +
          " The output of that process may tell more.";
 }
@@ -155,16 +153,15 @@ std::string Endpoint::fails_handshake(const std::string& peer, const std::string
   if (!key_is_drawn_)
     return cannot_reach(peer, why) +
            " If the keys are the same, the handshake was changed on its way.";
-  return "lockstep: the handshake of " + labels_[static_cast<std::size_t>(process_)] + " with " +
-         peer + " was changed on its way. " + kTraffic + " No data was sent over this connection.";
+  return "lockstep: the handshake of " + label(process_) + " with " + peer +
+         " was changed on its way. " + kTraffic + " No data was sent over this connection.";
 }
 
 std::unique_ptr<Connection> Endpoint::try_to_connect(int process, const std::string& peer,
                                                      const Limit& limit) {
   Descriptor fd;
   const auto text_of = [&](const Error& error) {
-    return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " + peer +
-           ": " + error.what() +
+    return "lockstep: " + label(process_) + " cannot reach " + peer + ": " + error.what() +
            (peer_of(process).is_deferred
                 ? ". It has ended, or a firewall lets no TCP through: its own output may tell."
                 : ". Does a firewall let TCP through between the hosts?");
@@ -217,8 +214,8 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   if (answer.kind == Frame::kRefusal && answer.bytes <= kAbortText) {
     std::string why(answer.bytes, ' ');
     read_all(connection, peer, std::as_writable_bytes(std::span(why)), limit);
-    throw Denied("lockstep: " + peer + " has refused the connection of " +
-                 labels_[static_cast<std::size_t>(process_)] + ": " + why + ".");
+    throw Denied("lockstep: " + peer + " has refused the connection of " + label(process_) + ": " +
+                 why + ".");
   }
   if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.index != other ||
       answer.to != own || answer.clique != nonce_)

@@ -48,21 +48,19 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
 }
 
 std::string Endpoint::has_not_connected(int process) const {
-  return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " waited in vain for " +
-         labels_[static_cast<std::size_t>(process)] +
+  return "lockstep: " + label(process_) + " waited in vain for " + label(process) +
          " to connect: it may be stopped, or a firewall lets no TCP through between their hosts. "
          "--collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.";
 }
 
 std::string Endpoint::does_not_listen(int process) const {
-  return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " waits for " +
-         labels_[static_cast<std::size_t>(process)] +
+  return "lockstep: " + label(process_) + " waits for " + label(process) +
          ", whose program has ended: nothing listens at " + peer_of(process).address +
          " any more. " + kEndsEarlyHint + " If it still runs, a firewall refuses connections.";
 }
 
 std::string Endpoint::has_ended(int process) const {
-  return "lockstep: " + labels_[static_cast<std::size_t>(process)] +
+  return "lockstep: " + label(process) +
          " has ended, or its host cannot be reached. Its own output may tell why.";
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <set>
 #include <thread>
 #include <utility>
@@ -152,12 +151,11 @@ void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Wai
 // Returns if the process has left: it needs nothing any more. The frame that says so, or why it has
 // ended, comes by the other direction, perhaps a moment later.
 void Endpoint::give_up(int process, Connection::Result how, const WaitLimits& limits) {
-  const std::string& peer = labels_[static_cast<std::size_t>(process)];
+  const std::string& peer = label(process);
   if (how == Connection::Result::kBroken && wait_for_reason(process, limits)) return;
   if (arena_->aborted()) throw Error(arena_->abort_text());
   if (how == Connection::Result::kLate)
-    throw Error("lockstep: " + peer + " has not taken all of what " +
-                labels_[static_cast<std::size_t>(process_)] +
+    throw Error("lockstep: " + peer + " has not taken all of what " + label(process_) +
                 " sent until the deadline. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) "
                 "sets the limit; 0 means none.");
   throw Error("lockstep: the connection to " + peer + " is broken: it has ended, or its host " +

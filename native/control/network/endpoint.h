@@ -166,6 +166,7 @@ class Endpoint : public Network, public ChannelIo {
 
   Peer& peer_of(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer_of(int process) const { return peers_[static_cast<std::size_t>(process)]; }
+  const std::string& label(int process) const { return labels_[static_cast<std::size_t>(process)]; }
   int add_peers(const EndpointOptions& options);
   void start(const EndpointOptions& options);
   void meet(bool agents, Clock::time_point end);

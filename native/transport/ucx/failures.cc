@@ -35,22 +35,19 @@ void UcxTransport::give_up(Peer& to) {
 }
 
 std::string UcxTransport::late_text(const Peer& to, const std::string& in_flight) const {
-  return "lockstep: " + labels_[static_cast<std::size_t>(to.process)] +
-         " has not taken all of what " + labels_[static_cast<std::size_t>(process_)] +
+  return "lockstep: " + label(to.process) + " has not taken all of what " + label(process_) +
          " sent until the deadline." + in_flight +
          " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.";
 }
 
 std::string UcxTransport::broken_text(const Peer& from) const {
-  return "lockstep: the UCX connection from " + labels_[static_cast<std::size_t>(process_)] +
-         " to " + labels_[static_cast<std::size_t>(from.process)] +
+  return "lockstep: the UCX connection from " + label(process_) + " to " + label(from.process) +
          " is broken: " + library_.text_of(from.broken) + ". The process has ended, or " + kHint;
 }
 
 std::string UcxTransport::lost_text(const Peer& from) const {
-  return "lockstep: " + labels_[static_cast<std::size_t>(from.process)] +
-         " has ended, and of its " + std::to_string(*from.sent_in_all) + " messages to " +
-         labels_[static_cast<std::size_t>(process_)] + " over UCX, " +
+  return "lockstep: " + label(from.process) + " has ended, and of its " +
+         std::to_string(*from.sent_in_all) + " messages to " + label(process_) + " over UCX, " +
          std::to_string(*from.sent_in_all - from.received) + " do not come. Perhaps " + kHint;
 }
 

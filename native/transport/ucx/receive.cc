@@ -56,8 +56,8 @@ ucp::Status UcxTransport::take(const std::byte* bytes, std::size_t header_bytes,
 // The progress thread then fails the job.
 void UcxTransport::fail(const Peer& from, const std::exception& error) {
   if (failure_.empty())
-    failure_ = "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " received from " +
-               labels_[static_cast<std::size_t>(from.process)] + " over UCX " + error.what() + ".";
+    failure_ = "lockstep: " + label(process_) + " received from " + label(from.process) +
+               " over UCX " + error.what() + ".";
 }
 
 ucp::Status UcxTransport::take_message(Peer& from, const Header& header,

@@ -122,6 +122,7 @@ class UcxTransport : public Transport, public Companion {
 
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
+  const std::string& label(int process) const { return labels_[static_cast<std::size_t>(process)]; }
 
   void post(const ChannelId& id, Kind kind, std::uint32_t number, const Message* message,
             const WaitLimits* limits);
