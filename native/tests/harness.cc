@@ -30,7 +30,6 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr std::uint64_t kNonce = 0x10c57e9;
 constexpr auto kMaxJobTime = std::chrono::seconds(200);
 
 // A rank leaves its outcome here, in memory that forked processes share with their parent.

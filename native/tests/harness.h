@@ -36,6 +36,9 @@ inline int rounds(int all, int few) {
   return std::getenv("LOCKSTEP_TEST_SAMPLE") != nullptr ? few : all;
 }
 
+// The jobs of tests have this nonce.
+inline constexpr std::uint64_t kNonce = 4711;
+
 enum class Harness { kThreads, kForked, kHosts, kForkedHosts };
 inline constexpr Harness kBoth[] = {Harness::kThreads, Harness::kForked};
 inline constexpr Harness kAll[] = {Harness::kThreads, Harness::kForked, Harness::kHosts,

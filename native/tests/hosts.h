@@ -22,7 +22,6 @@
 
 namespace lockstep::testing {
 
-inline constexpr std::uint64_t kNonce = 4711;
 inline const std::vector<std::string> kLabels{"process 0", "process 1"};
 
 // With an agent that never comes: then the ports stay open.

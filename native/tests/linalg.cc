@@ -43,8 +43,7 @@ struct lockstep::ffi::Error {
   std::string text;
 };
 
-namespace lockstep::testing {
-namespace {
+namespace lockstep::testing::linalg {
 
 using Kernel = ffi::Error* (*)(ffi::Frame*);
 using Dims = std::vector<std::int64_t>;
@@ -407,5 +406,4 @@ TEST(panels_outside_of_their_matrix_are_errors) {
   CHECK_CONTAINS(error_of(2, well_conditioned(13)), "panel");
 }
 
-}  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::linalg
