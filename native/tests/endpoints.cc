@@ -17,9 +17,11 @@
 namespace lockstep::testing::endpoints {
 
 TEST(messages_and_their_releases) {
-  Two two;
-  for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);
-  CHECK(two.healthy());
+  for (const bool encrypt : {true, false}) {
+    Two two(false, encrypt);
+    for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);
+    CHECK(two.healthy());
+  }
 }
 
 int bounded_connections() {
@@ -64,11 +66,14 @@ TEST(messages_before_their_stream_is_open) {
 }
 
 TEST(another_key_on_one_host) {
-  Host hosts[2];
-  const Stderr said;
-  for (const std::string& error : errors_of_joining(hosts, {.second_key = 8}))
-    CHECK_CONTAINS(error, "has no encrypted connection to process", "same key",
-                   "LOCKSTEP_KEY_FILE");
+  for (const bool encrypt : {true, false}) {
+    Host hosts[2];
+    for (Host& host : hosts) host.encrypt = encrypt;
+    const Stderr said;
+    for (const std::string& error : errors_of_joining(hosts, {.second_key = 8}))
+      CHECK_CONTAINS(error, "has no encrypted connection to process", "same key",
+                     "LOCKSTEP_KEY_FILE");
+  }
 }
 
 TEST(processes_of_another_job) {

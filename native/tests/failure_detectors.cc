@@ -105,7 +105,7 @@ TEST(a_process_that_has_left_is_not_lost) {
   one.out.reset();
   eventually([&] { return one.host.endpoint->has_left(1).load() != 0; }, "word that it left");
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  CHECK(!one.host.endpoint->is_lost(1));
+  CHECK(!one.host.endpoint->is_lost(1) && !one.host.arena->aborted());
   CHECK(!one.rung());
 }
 

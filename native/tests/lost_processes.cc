@@ -17,21 +17,6 @@
 
 namespace lockstep::testing::lost_processes {
 
-TEST(a_process_that_is_gone_and_one_that_took_leave) {
-  for (const bool leaves : {false, true}) {
-    Impostor one;
-    if (leaves) one.send({.kind = Frame::kLeave});
-    one.out.reset();
-    if (!leaves) {
-      CHECK_CONTAINS(failure_of(*one.host.arena), "process 1 has ended, or its host");
-      continue;
-    }
-    eventually([&] { return one.host.endpoint->has_left(1).load() != 0; }, "word that it left");
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    CHECK(!one.host.arena->aborted());
-  }
-}
-
 TEST(a_process_whose_record_was_changed_is_not_reported_as_lost) {
   for (const unsigned char last : {0, 64}) {  // the length: of a whole record, and of none
     Impostor one;

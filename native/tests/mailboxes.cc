@@ -94,13 +94,6 @@ TEST(messages_of_a_pair_stay_in_order) {
                         [&](Rank& rank) { check_order(rank, bytes, backwards); });
 }
 
-TEST(crossing_messages_larger_than_a_ring) {
-  run_healthy(layout("2x1"), {}, [](Rank& rank) {
-    const auto end = rank.all();
-    for (std::uint32_t i = 0; i < 50; ++i) run_permute(*end, ring(2, 1), 400'000, i);
-  });
-}
-
 TEST(a_rank_that_does_not_exist) {
   run_healthy(layout("1x1"), {}, [](Rank& rank) {
     const auto end = rank.all();

@@ -13,38 +13,27 @@ struct Pair {
   const char* text_b;
 };
 
+const Case kSum{.count = 100};
+
+Case many(Op op, std::size_t count) { return case_of(op, DType::kF32, count, 0); }
+
 const Pair kPairs[] = {
-    {{.op = Op::kAllReduce, .count = 100},
-     {.op = Op::kAllGather, .reduction = Reduction::kNone, .count = 100},
-     "all-reduce (sum) of 100 x f32",
-     "all-gather of 100 x f32"},
-    {{.op = Op::kAllReduce, .count = 100},
-     {.op = Op::kReduceScatter, .count = 100},
-     "all-reduce (sum) of 100 x f32",
+    {kSum, many(Op::kAllGather, 100), "all-reduce (sum) of 100 x f32", "all-gather of 100 x f32"},
+    {kSum, many(Op::kReduceScatter, 100), "all-reduce (sum) of 100 x f32",
      "reduce-scatter (sum) of 100 x f32"},
-    {{.op = Op::kAllReduce, .count = 100},
-     {.op = Op::kAllToAll, .reduction = Reduction::kNone, .count = 100},
-     "all-reduce (sum) of 100 x f32",
-     "all-to-all of 400 x byte"},
-    {{.dtype = DType::kF32, .count = 100},
-     {.dtype = DType::kI32, .count = 100},
-     "of 100 x f32",
-     "of 100 x s32"},
+    {kSum, many(Op::kAllToAll, 100), "all-reduce (sum) of 100 x f32", "all-to-all of 400 x byte"},
+    {kSum, {.dtype = DType::kI32, .count = 100}, "of 100 x f32", "of 100 x s32"},
     {{.reduction = Reduction::kMin, .count = 100},
      {.reduction = Reduction::kMax, .count = 100},
      "all-reduce (min)",
      "all-reduce (max)"},
-    {{.count = 100}, {.count = 101}, "of 100 x f32", "of 101 x f32"},
-    {{.count = 100}, {.count = 0}, "of 100 x f32", "of 0 x f32"},
-    {{.count = 100}, {.count = 1'000'000}, "of 100 x f32", "of 1000000 x f32"},
-    {{.op = Op::kAllGather, .reduction = Reduction::kNone, .count = 100},
-     {.op = Op::kAllGather, .reduction = Reduction::kNone, .count = 200'000},
-     "all-gather of 100 x f32",
+    {kSum, {.count = 101}, "of 100 x f32", "of 101 x f32"},
+    {kSum, {.count = 0}, "of 100 x f32", "of 0 x f32"},
+    {kSum, {.count = 1'000'000}, "of 100 x f32", "of 1000000 x f32"},
+    {many(Op::kAllGather, 100), many(Op::kAllGather, 200'000), "all-gather of 100 x f32",
      "all-gather of 200000 x f32"},
-    {{.op = Op::kReduceScatter, .count = 3},
-     {.op = Op::kReduceScatter, .count = 200'000},
-     "reduce-scatter (sum) of 3 x f32",
-     "reduce-scatter (sum) of 200000 x f32"},
+    {many(Op::kReduceScatter, 3), many(Op::kReduceScatter, 200'000),
+     "reduce-scatter (sum) of 3 x f32", "reduce-scatter (sum) of 200000 x f32"},
 };
 
 // `odd` says which ranks make call b. The guards around every buffer are part of run_case, which

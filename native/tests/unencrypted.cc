@@ -72,19 +72,6 @@ TEST(a_man_in_the_middle_reads_and_changes_what_passes) {
   CHECK_EQUAL(received(to, 100), "pay 90");
 }
 
-TEST(messages_and_releases) {
-  Two two(false, false);
-  for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);
-  CHECK(two.healthy());
-}
-
-TEST(the_key_has_to_be_the_same) {
-  Host hosts[2];
-  for (Host& host : hosts) host.encrypt = false;
-  for (const std::string& error : errors_of_joining(hosts, {.second_key = 8}))
-    CHECK_CONTAINS(error, "same key", "LOCKSTEP_KEY_FILE");
-}
-
 TEST(all_processes_encrypt_or_none_does) {
   Host hosts[2];
   hosts[1].encrypt = false;

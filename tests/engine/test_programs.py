@@ -46,6 +46,7 @@ def test_every_collective_of_every_dtype(n: int, d: int) -> None:
     assert len(digests) == 1, "sums of floating-point numbers differ between processes"
 
 
+@pytest.mark.full
 def test_sums_have_the_same_bits_in_every_run() -> None:
     program = """
         import hashlib, jax, numpy as np
