@@ -1,7 +1,5 @@
 // Between hosts: an abort reaches each peer, also beside peers that read nothing.
 #include <chrono>
-#include <cstring>
-#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,7 +31,7 @@ struct Crowd {
       labels.push_back("process " + std::to_string(labels.size()));
       options.addresses.push_back(member.listener.address);
     }
-    auto joining = std::async(std::launch::async, [&] {
+    auto joining = in_background([&] {
       host.endpoint = std::make_unique<Endpoint>(options, 0, kNonce, labels, host.arena);
     });
     for (int process = 1; process <= count; ++process) {
@@ -68,7 +66,7 @@ struct Crowd {
 TEST(peers_that_read_nothing_delay_no_other) {
   Crowd crowd(kStuck + 1);
   for (int process = 1; process <= kStuck; ++process) crowd.fill(process);
-  auto aborting = std::async(std::launch::async, [&] { crowd.host.arena->abort("a text"); });
+  auto aborting = in_background([&] { crowd.host.arena->abort("a text"); });
   CHECK_EQUAL(crowd.read_abort(kStuck + 1), "a text");
   // The stuck peers receive the abort as well, in whatever order they begin to read.
   for (int process = kStuck; process >= 1; --process)

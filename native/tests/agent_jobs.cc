@@ -1,7 +1,6 @@
 // Jobs with agents: how an agent counts in a job, takes leave and starts again.
 #include <unistd.h>
 
-#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -88,8 +87,7 @@ TEST(an_agent_takes_leave_at_once) {
 bool start_agent(Host& process) {
   const Listener listener = listen_anywhere();
   const Descriptor arena(lockstep_create_arena(kNonce));
-  auto joining =
-      std::async(std::launch::async, [&] { process.join(0, listener.address, 7, kNonce, 20, 1); });
+  auto joining = in_background([&] { process.join(0, listener.address, 7, kNonce, 20, 1); });
   Given given(1, process.listener.address, arena.get(), listener.fd.get());
   given.options.num_processes = 1;
   given.options.num_agents = 1;
@@ -110,7 +108,7 @@ void start_twice() {
   CHECK_EQUAL(Engine::instance().job().num_processes(), 1);
   CHECK(first.endpoint->send_control(1, bytes_of("one"), kLong));
   CHECK_EQUAL(next_control(kLong), 0);
-  auto waiting = std::async(std::launch::async, [] { return next_control(kLong); });
+  auto waiting = in_background([] { return next_control(kLong); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(start_agent(second));
   CHECK_EQUAL(waiting.get(), -2);

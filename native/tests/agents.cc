@@ -46,8 +46,7 @@ class Cluster {
     for (const int member : apart) children_[member] = child(member);
     std::vector<std::future<void>> joining;
     for (int i = 0; i < size(); ++i)
-      if (!apart.contains(i))
-        joining.push_back(std::async(std::launch::async, [this, i] { join(i); }));
+      if (!apart.contains(i)) joining.push_back(in_background([this, i] { join(i); }));
     for (auto& one : joining) one.get();
   }
   ~Cluster() {
@@ -291,7 +290,7 @@ TEST(a_note_of_a_failed_job_may_take_its_time) {
   Impostor process(0, 1);
   process.send({.kind = Frame::kAbort, .bytes = 4}, "dead");
   eventually([&] { return process.host.arena->aborted(); }, "the error");
-  auto sent = std::async(std::launch::async, [&] {
+  auto sent = in_background([&] {
     return process.host.endpoint->send_control(
         0, std::vector<std::byte>(ControlMessages::kMaxLength), kLong);
   });

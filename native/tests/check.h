@@ -4,11 +4,20 @@
 // the other ranks of the job with its text.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <future>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/futex_wait.h"
 
 namespace lockstep::testing {
 
@@ -39,6 +48,30 @@ std::string error_or_none(const Body& body) {
     return error.what();
   }
   return "";
+}
+
+// Fails unless the condition is met in a while.
+template <typename Condition>
+void eventually(const Condition& condition, const char* what) {
+  const auto end = Clock::now() + std::chrono::seconds(60);
+  while (!condition()) {
+    if (Clock::now() > end) throw CheckFailed(std::string("in vain waited for: ") + what);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Runs the body in a thread of its own, which the future's end waits for.
+template <typename Body>
+auto in_background(Body body) {
+  return std::async(std::launch::async,
+                    std::function<std::invoke_result_t<Body>()>(std::move(body)));
+}
+
+// Calls body(i) for each i below `count`, each in a thread of its own.
+template <typename Body>
+void in_threads(std::size_t count, const Body& body) {
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
 }
 
 // Fails unless `text` holds every one of `parts`.

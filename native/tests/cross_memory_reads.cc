@@ -89,13 +89,7 @@ std::atomic<std::uint64_t>& shown(Rank& rank) {
 }
 
 void wait_until_shown(Rank& rank) {
-  for (int i = 0; i < 60'000 && shown(rank).load() == 0; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(shown(rank).load() != 0);
-}
-
-void sleep_until_aborted(Rank& rank) {
-  while (!rank.job.arena().aborted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  eventually([&] { return shown(rank).load() != 0; }, "an address");
 }
 
 TEST(many_pieces_and_large_ones) {
@@ -154,7 +148,7 @@ TEST(the_peer_is_dead_before_it_is_read) {
     static std::byte data[100];
     if (rank.index == 1) {
       shown(rank).store(reinterpret_cast<std::uint64_t>(data));
-      sleep_until_aborted(rank);
+      stay_away(rank);
       kill(getpid(), SIGKILL);
     }
     wait_until_shown(rank);
@@ -175,7 +169,7 @@ TEST(a_buffer_that_is_gone) {
       // The page is not given back: under a sanitizer another mapping would soon be at its place.
       void* page = mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       shown(rank).store(reinterpret_cast<std::uint64_t>(page));
-      sleep_until_aborted(rank);
+      stay_away(rank);
       return;
     }
     wait_until_shown(rank);
@@ -196,7 +190,7 @@ TEST(another_process_has_the_id) {
     static std::byte data[100];
     if (rank.index == 1) {
       shown(rank).store(reinterpret_cast<std::uint64_t>(data));
-      return sleep_until_aborted(rank);
+      return stay_away(rank);
     }
     wait_until_shown(rank);
     const Transport& peers = rank.job.transport(1);
@@ -233,7 +227,7 @@ TEST(a_send_by_address_that_is_not_received) {
     const auto outcomes = run_job(layout("2x1"), options, [](Rank& rank) {
       const auto end = rank.all();
       offer_from_now_on(*end);
-      if (rank.index == 1) return sleep_until_aborted(rank);
+      if (rank.index == 1) return stay_away(rank);
       Buffer data(1000);
       end->wait(end->send(1, data.data(), data.bytes()));
     });
@@ -253,7 +247,7 @@ TEST(a_communicator_with_an_unread_address_goes_away) {
         end->send(1, data.data(), data.bytes());
         return;
       }
-      sleep_until_aborted(rank);
+      stay_away(rank);
       end->wait(end->receive(0, data.data(), data.bytes()));
     });
     CHECK_EQUAL(outcomes[0].error, "");

@@ -93,7 +93,7 @@ TEST(connections_at_the_start_grow_with_the_logarithm_of_the_hosts) {
 }
 
 TEST(connections_are_made_when_they_are_needed) {
-  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+  for (const Harness harness : kOfSeveralHosts)
     for (const bool encrypt : {true, false}) {
       SharedCount checked;
       run_healthy(one_rank_each(6), two_hosts(harness, encrypt, 3), [&](Rank& rank) {
@@ -117,7 +117,7 @@ TEST(connections_are_made_when_they_are_needed) {
 
 TEST(all_connect_at_the_same_time) {
   for (int round = 0; round < rounds(10, 3); ++round)
-    for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    for (const Harness harness : kOfSeveralHosts)
       run_healthy(one_rank_each(6), two_hosts(harness, round % 2 == 0, 1 + round % 2),
                   [&](Rank& rank) {
                     const auto end = rank.all();
@@ -144,7 +144,7 @@ TEST(a_process_that_was_killed_before_it_was_needed) {
 
 TEST(a_program_that_has_ended_before_it_was_needed) {
   for (const bool sends : {true, false})
-    for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
+    for (const Harness harness : kOfSeveralHosts) {
       const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [&](Rank& rank) {
         const auto end = all_started(rank);
         if (rank.process() == 5) return rank.job.leave(Recorder::kEnded);
@@ -177,7 +177,7 @@ TEST(a_process_that_is_killed_while_another_one_waits) {
 }
 
 TEST(a_failure_reaches_all_processes) {
-  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
+  for (const Harness harness : kOfSeveralHosts) {
     const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [](Rank& rank) {
       const auto end = all_started(rank);
       if (rank.process() == 1) rank.job.arena().abort("lockstep: no more of this.");
@@ -255,7 +255,7 @@ TEST(a_failure_that_other_processes_of_the_host_pass_on) {
 
 // On eight hosts with a process each, process 0 connects to 1, 2 and 4 at the start.
 TEST(hosts_that_are_no_neighbors_connect_when_they_are_needed) {
-  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+  for (const Harness harness : kOfSeveralHosts)
     run_healthy(one_rank_each(8), eight_hosts(harness), [](Rank& rank) {
       const auto end = rank.all();
       const int own = rank.process();

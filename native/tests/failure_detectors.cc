@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <future>
 #include <string>
 #include <thread>
 
@@ -99,13 +98,19 @@ TEST(a_process_that_has_left_lets_others_abort_first) {
   CHECK(!one.rung());
 }
 
-TEST(a_process_that_has_left_is_not_lost) {
-  Watched one;
+void leave_the_job(Impostor& one) {
   one.send({.kind = Frame::kLeave});
   one.out.reset();
   eventually([&] { return one.host.endpoint->has_left(1).load() != 0; }, "word that it left");
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   CHECK(!one.host.endpoint->is_lost(1) && !one.host.arena->aborted());
+}
+
+TEST(a_process_that_has_left_is_not_lost) {
+  Impostor alone;  // without a watchdog a loss fails the job at once
+  leave_the_job(alone);
+  Watched one;
+  leave_the_job(one);
   CHECK(!one.rung());
 }
 
@@ -116,7 +121,7 @@ std::vector<Outcome> killed(bool tells) {
     rank.job.set_watched(true);
     run_case(*end, {.count = 1000, .seed = 1});
     if (rank.process() == 3) kill(getpid(), SIGKILL);
-    auto watching = std::async(std::launch::async, [&] {
+    auto watching = in_background([&] {
       if (rank.process() != 2 || !tells) return;
       eventually([&] { return rank.job.is_lost(3); }, "the loss");
       rank.job.arena().abort(kWord);
@@ -157,7 +162,7 @@ std::vector<Outcome> ended(Harness harness, bool permute, bool answers) {
 }
 
 TEST(a_program_that_has_ended_of_which_the_watchdog_says_more) {
-  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+  for (const Harness harness : kOfSeveralHosts)
     for (const bool permute : {false, true}) {
       const auto outcomes = ended(harness, permute, true);
       CHECK_EQUAL(outcomes[0].error, kWord);

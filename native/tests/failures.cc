@@ -15,13 +15,6 @@ namespace lockstep::testing::failures {
 
 constexpr double kSoon = 0.5;
 
-// Until somebody has aborted the job; the rank that calls it makes no call of its own.
-void stay_away(Rank& rank) {
-  for (int i = 0; i < 60'000 && !rank.job.arena().aborted(); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(rank.job.arena().aborted());
-}
-
 Case small(Op op) { return case_of(op, DType::kF32, 10, 1); }
 
 std::string name(Op op) { return name_of(op); }

@@ -193,13 +193,12 @@ struct TestJob {
     for (std::size_t host = 0; LOCKSTEP_SHARE_MAPPING && host < arenas.size(); ++host)
       mappings[host] = std::make_shared<Arena>(arenas[host].get(), kNonce);
     std::vector<std::unique_ptr<Job>> jobs(static_cast<std::size_t>(layout.processes()));
-    std::vector<std::jthread> threads;
     // At the same time: processes of several hosts wait for one another.
-    for (int process = 0; process < layout.processes(); ++process)
-      threads.emplace_back([&, process] {
-        jobs[static_cast<std::size_t>(process)] = start_job(process, mappings[host_of(process)]);
-      });
-    threads.clear();  // joins them
+    in_threads(jobs.size(), [&](std::size_t i) {
+      const int process = static_cast<int>(i);
+      jobs[i] = start_job(process, mappings[host_of(process)]);
+    });
+    std::vector<std::jthread> threads;
     for (auto& job : jobs)
       if (job) start_ranks(*job, threads);
   }
@@ -353,6 +352,10 @@ Watchdog::Watchdog(Job& job, Respond respond) {
         job.requests().respond(request.number, *response);
     }
   });
+}
+
+void stay_away(Rank& rank) {
+  eventually([&] { return rank.job.arena().aborted(); }, "the failure of the job");
 }
 
 std::vector<Outcome> run_job(const Layout& layout, const Options& options,

@@ -41,6 +41,7 @@ inline constexpr std::uint64_t kNonce = 4711;
 
 enum class Harness { kThreads, kForked, kHosts, kForkedHosts };
 inline constexpr Harness kBoth[] = {Harness::kThreads, Harness::kForked};
+inline constexpr Harness kOfSeveralHosts[] = {Harness::kHosts, Harness::kForkedHosts};
 inline constexpr Harness kAll[] = {Harness::kThreads, Harness::kForked, Harness::kHosts,
                                    Harness::kForkedHosts};
 inline bool is_forked(Harness harness) {
@@ -132,6 +133,9 @@ class Watchdog {
  private:
   std::jthread thread_;
 };
+
+// Makes no call until the job has failed.
+void stay_away(Rank& rank);
 
 struct Outcome {
   std::string error;  // what the body threw, "" for nothing, "killed" for a process that was

@@ -29,15 +29,6 @@ inline const std::vector<std::string> kOpenLabels{"process 0", "process 1", "age
 
 inline SecretBytes key(unsigned char value) { return SecretBytes(32, std::byte{value}); }
 
-template <typename Condition>
-void eventually(const Condition& condition, const char* what) {
-  const auto end = Clock::now() + std::chrono::seconds(20);
-  while (!condition()) {
-    if (Clock::now() > end) throw CheckFailed(std::string("in vain waited for: ") + what);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
 // What the job of this arena fails with, once it has failed.
 inline std::string failure_of(const Arena& arena) {
   eventually([&] { return arena.aborted(); }, "the failure of the job");

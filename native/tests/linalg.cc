@@ -9,7 +9,6 @@
 #include <cstring>
 #include <deque>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -216,11 +215,8 @@ TEST(threads_that_share_arguments_get_the_same_bits) {
     CHECK_EQUAL(call(what, what.arguments, wanted), "");
     std::vector<std::vector<Array>> found(4, what.results);
     std::vector<std::string> errors(found.size());
-    std::vector<std::thread> threads;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      threads.emplace_back([&, i] { errors[i] = call(what, what.arguments, found[i]); });
-    }
-    for (std::thread& thread : threads) thread.join();
+    in_threads(found.size(),
+               [&](std::size_t i) { errors[i] = call(what, what.arguments, found[i]); });
     for (std::size_t i = 0; i < found.size(); ++i) {
       CHECK_EQUAL(errors[i], "");
       for (std::size_t k = 0; k < wanted.size(); ++k) CHECK(found[i][k].bytes == wanted[k].bytes);
@@ -264,15 +260,12 @@ TEST(threads_with_several_blocks_get_the_factor_of_their_own) {
   for (const Array& block : blocks) wanted.push_back(plain_factor(block));
   CHECK(std::isnan(wanted[2].bytes[31 * 29]) && wanted[2].bytes[29] == 0);
   std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < 4; ++i)
-    threads.emplace_back([&, i] {
-      for (std::size_t k = 0; k < 400; ++k) {
-        const std::size_t which = (k / (i + 1)) % blocks.size();
-        if (!same_bits(factor_of(blocks[which]), wanted[which])) ++wrong;
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
+  in_threads(4, [&](std::size_t i) {
+    for (std::size_t k = 0; k < 400; ++k) {
+      const std::size_t which = (k / (i + 1)) % blocks.size();
+      if (!same_bits(factor_of(blocks[which]), wanted[which])) ++wrong;
+    }
+  });
   CHECK_EQUAL(wrong.load(), 0);
 }
 
@@ -284,10 +277,7 @@ TEST(threads_with_one_block_factor_it_once) {
   factor_of(well_conditioned(2));
   factorizations = 0;
   std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i)
-    threads.emplace_back([&] { wrong += !same_bits(factor_of(block), wanted); });
-  for (std::thread& thread : threads) thread.join();
+  in_threads(4, [&](std::size_t) { wrong += !same_bits(factor_of(block), wanted); });
   CHECK_EQUAL(wrong.load(), 0);
   CHECK_EQUAL(factorizations.load(), 1);
 }

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <future>
 #include <string>
 #include <thread>
 
@@ -34,7 +33,7 @@ TEST(a_greeting_says_that_the_program_has_ended) {
   for (const bool says : {true, false}) {
     Host host;
     const Listener listener = listen_anywhere();
-    auto joining = std::async(std::launch::async, [&] { host.join(0, listener.address); });
+    auto joining = in_background([&] { host.join(0, listener.address); });
     Peer in(listener);
     in.welcome(1);
     {
@@ -54,7 +53,7 @@ TEST(a_greeting_says_that_the_program_has_ended) {
 
 // A program that has ended will not come: no process waits for it until the deadline.
 TEST(a_program_that_has_ended_while_others_wait) {
-  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+  for (const Harness harness : kOfSeveralHosts)
     for (const bool permute : {false, true}) {
       const auto outcomes = run_job(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
         const auto end = all_started(rank);
@@ -72,7 +71,7 @@ TEST(a_program_that_has_ended_while_others_wait) {
 
 // What a program has dispatched before its end is still done.
 TEST(a_program_that_has_ended_before_its_collectives) {
-  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+  for (const Harness harness : kOfSeveralHosts)
     run_healthy(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
       const auto end = rank.all();
       const std::jthread dispatched([&] {

@@ -80,7 +80,7 @@ bool gossip(Job& job, const Layout& where, unsigned rounds) {
               other, pattern(i % 2 ? 100 : 600'000, static_cast<unsigned>(job.process())), kLong);
     return sent;
   };
-  auto one = std::async(std::launch::async, send), two = std::async(std::launch::async, send);
+  auto one = in_background(send), two = in_background(send);
   bool right = true;
   for (unsigned i = 0; i < 2 * rounds * static_cast<unsigned>(others); ++i) {
     const ControlMessage message = endpoint.next_control(kLong);
@@ -91,11 +91,10 @@ bool gossip(Job& job, const Layout& where, unsigned rounds) {
 }
 
 TEST(beside_collectives) {
-  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+  for (const Harness harness : kOfSeveralHosts)
     run_healthy(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
       const auto end = rank.all();
-      auto control =
-          std::async(std::launch::async, [&] { return gossip(rank.job, rank.layout, 4); });
+      auto control = in_background([&] { return gossip(rank.job, rank.layout, 4); });
       for (std::uint32_t i = 0; i < 60; ++i)
         run_case(*end, {.count = i % 3 ? 100u : 200'000u, .seed = i});
       CHECK(control.get());
@@ -189,7 +188,7 @@ TEST(to_a_process_that_is_lost) {
 TEST(a_wait_when_it_ends) {
   Two two;
   const auto wait = [&] { return two.hosts[0].endpoint->next_control(kLong).process; };
-  auto one = std::async(std::launch::async, wait), other = std::async(std::launch::async, wait);
+  auto one = in_background(wait), other = in_background(wait);
   CHECK(one.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
   CHECK(two.hosts[1].endpoint->send_control(0, bytes_of("x"), kLong));
   eventually(
@@ -216,7 +215,7 @@ TEST(a_late_one_costs_nothing) {
   CHECK(!endpoint.send_control(1, bytes_of("later"), 0.05));
   CHECK(!one.host.arena->aborted());
   CHECK(!endpoint.is_lost(1));
-  auto again = std::async(std::launch::async, [&] {
+  auto again = in_background([&] {
     endpoint.release({77, 1, 1}, 5, one.host.limits());
     return endpoint.send_control(1, bytes_of("again"), kLong);
   });
@@ -256,8 +255,7 @@ TEST(when_the_process_exits) { run_in_child(exit_in_flight); }
 // Its locks may be held by threads that the child does not have.
 TEST(in_a_forked_child) {
   Two two;
-  auto waiting =
-      std::async(std::launch::async, [&] { return two.hosts[0].endpoint->next_control(2); });
+  auto waiting = in_background([&] { return two.hosts[0].endpoint->next_control(2); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   run_in_child([&] {
     Endpoint& endpoint = *two.hosts[0].endpoint;
@@ -291,7 +289,7 @@ void exchange_through_c() {
   CHECK_EQUAL(std::string(static_cast<const char*>(bytes), count), "answer");
   CHECK(lockstep_is_lost(1) == 0 && lockstep_is_lost(5) == 0);
   // jaxlib starts its collectives once more.
-  auto waiting = std::async(std::launch::async, [] {
+  auto waiting = in_background([] {
     const void* none;
     std::uint64_t zero;
     return lockstep_next_message(kLong, &none, &zero);

@@ -96,12 +96,10 @@ TEST(threads_that_dispatch_and_threads_that_see_kernels) {
     ncclProfiler_v5.init(&contexts[k], 100 + k, &mask, nullptr, 1, 2, 0, nullptr);
     CHECK(mask != 0);
   }
-  std::vector<std::thread> threads;
-  for (int k = 0; k < kCommunicators; ++k) {
-    threads.emplace_back([&, k] { dispatch(contexts[k], queues[k]); });
-    threads.emplace_back([&, k] { run_kernels(contexts[k], queues[k]); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(2 * kCommunicators, [&](std::size_t i) {
+    const std::size_t k = i / 2;
+    i % 2 == 0 ? dispatch(contexts[k], queues[k]) : run_kernels(contexts[k], queues[k]);
+  });
   for (void* context : contexts) ncclProfiler_v5.finalize(context);
 
   const auto size = static_cast<std::size_t>(lseek(fd, 0, SEEK_END));

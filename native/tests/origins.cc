@@ -112,16 +112,10 @@ TEST(words_that_are_like_an_executor_are_not_taken_for_one) {
 std::string said_of_origins(int process, int times, int known_at) {
   return in_child([&] {
     const Stderr said;
-    const Descriptor arena(lockstep_create_arena(1));
-    const char* labels[] = {"process 0", "process 1"};
-    lockstep_options options{};
-    options.process = process;
-    options.num_processes = 2;
-    options.labels = labels;
-    options.arena_fd = arena.get();
-    options.nonce = 1;
-    options.cores = 1;
-    CHECK_EQUAL(lockstep_start(&options), 0);
+    const Descriptor arena(lockstep_create_arena(kNonce));
+    Given given(process, "", arena.get(), -1);
+    given.options.addresses = nullptr;  // all on one host
+    CHECK_EQUAL(lockstep_start(&given.options), 0);
     for (int i = 0; i < times; ++i) Engine::instance().note_origin(i == known_at);
     return said.text();
   });

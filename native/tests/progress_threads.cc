@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <future>
 #include <new>
 #include <random>
 #include <string>
@@ -167,7 +166,7 @@ std::string key_after_start() {
   std::string secret(32, ' ');
   for (std::size_t i = 0; i < 32; ++i) secret[i] = static_cast<char>(~inverted[i]);
   given.options.key = secret.data();
-  auto joining = std::async(std::launch::async, [&] {
+  auto joining = in_background([&] {
     EndpointOptions options = host.options({listener.address, ""});
     options.key.assign(reinterpret_cast<const std::byte*>(secret.data()),
                        reinterpret_cast<const std::byte*>(secret.data()) + 32);

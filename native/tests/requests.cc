@@ -24,7 +24,7 @@ struct Watched {
   Watched() { requests.set_watched(true); }
 
   std::future<Response> request(const char* text, std::chrono::milliseconds timeout) {
-    return std::async(std::launch::async, [=, this] { return requests.request(text, timeout); });
+    return in_background([=, this] { return requests.request(text, timeout); });
   }
   Response compare(std::chrono::milliseconds timeout) {
     return requests.compare(kPair, [] { return "programs"; }, timeout);
@@ -79,7 +79,7 @@ TEST(a_comparison_that_was_not_answered_is_looked_for_again) {
 
 TEST(a_comparison_of_which_the_watchdog_knows_nothing_is_asked_again) {
   Watched watched;
-  auto first = std::async(std::launch::async, [&] { return watched.compare(kLong); });
+  auto first = in_background([&] { return watched.compare(kLong); });
   const std::uint64_t number = watched.number_of("programs");
   watched.requests.respond(number, Response::kUnknown);
   CHECK(first.get() == Response::kUnknown);

@@ -1,7 +1,6 @@
 // Random programs: mixed operations on overlapping groups, from several threads of each rank.
 #include <algorithm>
 #include <random>
-#include <thread>
 
 #include "check.h"
 #include "harness.h"
@@ -86,21 +85,18 @@ TEST(several_groups_in_flight) {
       run_healthy(layout(name), {.harness = harness}, [&](Rank& rank) {
         // A group belongs to the thread whose number is its index modulo the threads.
         const Program whole = draw(77, rank.size(), 3 * kThreads, 400, 5'000);
-        std::vector<std::thread> threads;
         std::vector<std::string> errors(kThreads);
-        for (std::size_t t = 0; t < kThreads; ++t)
-          threads.emplace_back([&, t] {
-            Program part{whole.groups, {}};
-            for (const Step& step : whole.steps)
-              if (step.group % kThreads == t) part.steps.push_back(step);
-            try {
-              run_program(rank, part);
-            } catch (const std::exception& error) {
-              errors[t] = error.what();
-              rank.job.arena().abort(error.what());
-            }
-          });
-        for (auto& thread : threads) thread.join();
+        in_threads(kThreads, [&](std::size_t t) {
+          Program part{whole.groups, {}};
+          for (const Step& step : whole.steps)
+            if (step.group % kThreads == t) part.steps.push_back(step);
+          try {
+            run_program(rank, part);
+          } catch (const std::exception& error) {
+            errors[t] = error.what();
+            rank.job.arena().abort(error.what());
+          }
+        });
         for (const std::string& error : errors) CHECK_EQUAL(error, "");
       });
 }

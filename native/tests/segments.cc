@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <future>
 #include <string_view>
 #include <thread>
@@ -161,15 +160,15 @@ TEST(a_listener_that_waits_holds_no_lock) {
   });
   int later = 0;
   arena.add_abort_listener([&](std::string_view) { ++later; });
-  auto aborting = std::async(std::launch::async, [&] { arena.abort("text"); });
+  auto aborting = in_background([&] { arena.abort("text"); });
   CHECK(called.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready);
-  auto other = std::async(std::launch::async, [&] {
+  auto other = in_background([&] {
     arena.remove_abort_listener(arena.add_abort_listener([](std::string_view) {}));
     return has_returned.load();
   });
   CHECK(!other.get());
   // What the listener uses stays until it has returned.
-  auto removing = std::async(std::launch::async, [&] {
+  auto removing = in_background([&] {
     arena.remove_abort_listener(waits);
     return has_returned.load();
   });

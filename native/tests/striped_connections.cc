@@ -209,23 +209,20 @@ TEST(no_sender_threads) {
 
 TEST(many_threads_send_stripes) {
   SenderThreads senders(3);
-  std::vector<std::thread> ranks;
   std::atomic<std::uint32_t> sent{0};
   const auto times = static_cast<std::uint32_t>(rounds(2000, 200));
-  for (int rank = 0; rank < 4; ++rank)
-    ranks.emplace_back([&] {
-      for (std::uint32_t i = 0; i < times; ++i) {
-        std::array<std::atomic<int>, 5> each{};
-        const std::uint32_t stripes = 1 + i % 5;
-        senders.run(stripes, [&](std::uint32_t stripe) {
-          each[stripe].fetch_add(1);
-          sent.fetch_add(1);
-        });
-        for (std::uint32_t stripe = 0; stripe < 5; ++stripe)
-          CHECK_EQUAL(each[stripe].load(), stripe < stripes ? 1 : 0);
-      }
-    });
-  for (std::thread& rank : ranks) rank.join();
+  in_threads(4, [&](std::size_t) {
+    for (std::uint32_t i = 0; i < times; ++i) {
+      std::array<std::atomic<int>, 5> each{};
+      const std::uint32_t stripes = 1 + i % 5;
+      senders.run(stripes, [&](std::uint32_t stripe) {
+        each[stripe].fetch_add(1);
+        sent.fetch_add(1);
+      });
+      for (std::uint32_t stripe = 0; stripe < 5; ++stripe)
+        CHECK_EQUAL(each[stripe].load(), stripe < stripes ? 1 : 0);
+    }
+  });
   CHECK_EQUAL(sent.load(), 4U * times * 3);
 }
 

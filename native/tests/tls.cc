@@ -149,16 +149,13 @@ TEST(a_new_key_after_as_many_records_as_asked_for) {
 // Connections of one Tls in several threads at once.
 TEST(many_threads_make_sessions) {
   shared();
-  std::vector<std::thread> threads;
   std::atomic<int> open{0};
-  for (int i = 0; i < 4; ++i)
-    threads.emplace_back([&] {
-      for (int j = 0; j < 5; ++j) {
-        Shaken<Pair> pair;
-        open += pair.open();
-      }
-    });
-  for (auto& thread : threads) thread.join();
+  in_threads(4, [&](std::size_t) {
+    for (int j = 0; j < 5; ++j) {
+      Shaken<Pair> pair;
+      open += pair.open();
+    }
+  });
   CHECK_EQUAL(open.load(), 20);
 }
 

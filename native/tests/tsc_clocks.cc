@@ -2,7 +2,6 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
-#include <vector>
 
 #include "check.h"
 #include "recorder/tsc_clock.h"
@@ -43,21 +42,18 @@ TEST(a_quick_clock_never_goes_back) {
   // The latest reading of all threads: a thread that has seen it must not read less.
   std::atomic<Clock::rep> latest{0};
   std::atomic<int> went_back{0};
-  std::vector<std::thread> threads;
   const auto end = Clock::now() + milliseconds(100);
-  for (int i = 0; i < 3; ++i)
-    threads.emplace_back([&] {
-      for (Clock::rep own = 0; Clock::now() < end;) {
-        Clock::rep seen = latest.load();
-        wait_for_loads();
-        const Clock::rep read = TscClock::now().time_since_epoch().count();
-        if (read < own || read < seen) went_back.fetch_add(1);
-        own = read;
-        while (seen < read && !latest.compare_exchange_weak(seen, read)) {
-        }
+  in_threads(3, [&](std::size_t) {
+    for (Clock::rep own = 0; Clock::now() < end;) {
+      Clock::rep seen = latest.load();
+      wait_for_loads();
+      const Clock::rep read = TscClock::now().time_since_epoch().count();
+      if (read < own || read < seen) went_back.fetch_add(1);
+      own = read;
+      while (seen < read && !latest.compare_exchange_weak(seen, read)) {
       }
-    });
-  for (std::thread& thread : threads) thread.join();
+    }
+  });
   CHECK_EQUAL(went_back.load(), 0);
 }
 

@@ -3,10 +3,9 @@
 // run over UCX as well, with the same variable.
 #include <dlfcn.h>
 #include <signal.h>
-#include <unistd.h>
+#include <stdlib.h>
 
 #include <array>
-#include <cstring>
 #include <filesystem>
 
 #include "base/error.h"

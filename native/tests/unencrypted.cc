@@ -83,7 +83,7 @@ TEST(all_processes_encrypt_or_none_does) {
 
 TEST(collectives_and_permutes) {
   for (const char* name : sample<const char*>({"3x2", "2x1", "4x1"}, 1))
-    for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    for (const Harness harness : kOfSeveralHosts)
       run_healthy(layout(name), {.harness = harness, .encrypt = false}, [](Rank& rank) {
         const auto end = rank.all();
         for (const std::size_t count : {0, 1, 1000, 20'000, 500'000})

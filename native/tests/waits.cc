@@ -51,13 +51,6 @@ class Waiter {
   std::thread thread_;
 };
 
-template <typename Condition>
-bool becomes(Condition condition) {
-  const Deadline deadline(60);
-  while (!condition() && !deadline.passed()) std::this_thread::sleep_for(1ms);
-  return condition();
-}
-
 void advance_on(Counter& counter, int core) {
   std::thread([&] {
     stay_on(core);
@@ -70,7 +63,7 @@ TEST(a_wait_for_one_on_the_same_core_sleeps) {
   Counter counter;
   advance_on(counter, core);
   const Waiter waiter(counter, core);
-  CHECK(becomes([&] { return waiter.sleeps(); }));
+  eventually([&] { return waiter.sleeps(); }, "its sleep");
 }
 
 TEST(a_wait_for_one_on_another_core_spins) {
@@ -79,7 +72,7 @@ TEST(a_wait_for_one_on_another_core_spins) {
   Counter counter;
   advance_on(counter, cores.front());
   const Waiter waiter(counter, cores.back());
-  CHECK(becomes([&] { return waiter.is_there(); }));
+  eventually([&] { return waiter.is_there(); }, "the waiter");
   std::this_thread::sleep_for(20ms);
   CHECK(!waiter.sleeps());
 }
@@ -87,7 +80,7 @@ TEST(a_wait_for_one_on_another_core_spins) {
 TEST(a_wait_for_one_whose_core_is_not_known_spins) {
   Counter counter;
   const Waiter waiter(counter, allowed_cores().front());
-  CHECK(becomes([&] { return waiter.is_there(); }));
+  eventually([&] { return waiter.is_there(); }, "the waiter");
   std::this_thread::sleep_for(20ms);
   CHECK(!waiter.sleeps());
 }
