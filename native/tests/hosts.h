@@ -161,13 +161,6 @@ inline Frame greeting_of(int process) {
           .number = Frame::kVersion};
 }
 
-// The next connection that comes.
-inline Descriptor accept_one(const Listener& listener) {
-  Descriptor fd;
-  eventually([&] { return (fd = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
-  return fd;
-}
-
 // Has the key of the hosts.
 inline const Tls& tls_of_hosts() {
   static const Tls tls("libssl.so.3", key(7));

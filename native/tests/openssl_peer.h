@@ -48,32 +48,57 @@ Bytes unhex(std::string_view digits) {
   return bytes;
 }
 
-// A peer with OpenSSL, whose records can also be made by hand: `secret` is where they begin.
-class OpenSslPeer {
+// OpenSSL at one end of a connection. Its context is set before the first step of the handshake.
+class OpenSslEnd {
  public:
-  OpenSslPeer(bool server, int fd) : server_(server) {
-    constexpr int kMinVersion = 123;
-    context_ = call<void*>("SSL_CTX_new", call<const void*>("TLS_method"));
-    call<long>("SSL_CTX_ctrl", context_, kMinVersion, 0x0304L, kNone);
+  static constexpr int kMinVersion = 123, kMaxVersion = 124;
+
+  OpenSslEnd(bool server, int fd)
+      : server_(server),
+        fd_(fd),
+        context_(call<void*>("SSL_CTX_new", call<const void*>("TLS_method"))) {}
+  ~OpenSslEnd() {
+    if (ssl_) call<void>("SSL_free", ssl_);
+    call<void>("SSL_CTX_free", context_);
+  }
+  OpenSslEnd(const OpenSslEnd&) = delete;
+  OpenSslEnd& operator=(const OpenSslEnd&) = delete;
+
+  void set(int command, long value) {
+    CHECK_EQUAL(call<long>("SSL_CTX_ctrl", context_, command, value, kNone), 1);
+  }
+  int handshake() {
+    if (!ssl_) {
+      ssl_ = call<void*>("SSL_new", context_);
+      call<int>("SSL_set_fd", ssl_, fd_);
+      call<void>(server_ ? "SSL_set_accept_state" : "SSL_set_connect_state", ssl_);
+    }
+    call<void>("ERR_clear_error");
+    return call<int>("SSL_do_handshake", ssl_);
+  }
+
+ protected:
+  const bool server_;
+  const int fd_;
+  void* const context_;
+  void* ssl_ = nullptr;
+};
+
+// A peer with the key, whose records can also be made by hand: `secret` is where they begin.
+class OpenSslPeer : public OpenSslEnd {
+ public:
+  OpenSslPeer(bool server, int fd) : OpenSslEnd(server, fd) {
+    set(kMinVersion, 0x0304);
     call<int>("SSL_CTX_set_ciphersuites", context_, "TLS_AES_128_GCM_SHA256");
     call<int>("SSL_CTX_set_num_tickets", context_, std::size_t{0});
     call<void>("SSL_CTX_set_psk_client_callback", context_, right_key);
     call<void>("SSL_CTX_set_psk_server_callback", context_, key_of_client);
     call<void>("SSL_CTX_set_keylog_callback", context_, take_line);
-    ssl_ = call<void*>("SSL_new", context_);
-    call<int>("SSL_set_fd", ssl_, fd);
-    call<void>(server ? "SSL_set_accept_state" : "SSL_set_connect_state", ssl_);
   }
-  ~OpenSslPeer() {
-    call<void>("SSL_free", ssl_);
-    call<void>("SSL_CTX_free", context_);
-  }
-  OpenSslPeer(const OpenSslPeer&) = delete;
-  OpenSslPeer& operator=(const OpenSslPeer&) = delete;
 
   bool shake() {
     current = this;
-    const bool done = tell(call<int>("SSL_do_handshake", ssl_)) == 1;
+    const bool done = tell(handshake()) == 1;
     current = nullptr;
     return done;
   }
@@ -94,7 +119,7 @@ class OpenSslPeer {
   }
   void take_new_key(bool ask_for_another) {
     CHECK_EQUAL(call<int>("SSL_key_update", ssl_, ask_for_another ? 1 : 0), 1);
-    CHECK_EQUAL(tell(call<int>("SSL_do_handshake", ssl_)), 1);
+    CHECK_EQUAL(tell(handshake()), 1);
   }
   void close() { CHECK_EQUAL(call<int>("SSL_shutdown", ssl_), 0); }
 
@@ -128,9 +153,6 @@ class OpenSslPeer {
   }
   static inline thread_local OpenSslPeer* current = nullptr;
 
-  const bool server_;
-  void* context_;
-  void* ssl_;
   std::string problem_;
   SecretBytes client_secret_, server_secret_;
 };

@@ -177,36 +177,15 @@ TEST(plain_text_after_the_handshake_is_refused) {
 }
 
 // The same OpenSSL, used as by an attacker without the key.
-class Attacker {
+class Attacker : public OpenSslEnd {
  public:
-  Attacker(bool server, int fd) {
-    context_ = call<void*>("SSL_CTX_new", call<const void*>("TLS_method"));
+  Attacker(bool server, int fd) : OpenSslEnd(server, fd) {
     if (server) certify();
-    server_ = server;
-    fd_ = fd;
   }
-  ~Attacker() {
-    if (ssl_) call<void>("SSL_free", ssl_);
-    call<void>("SSL_CTX_free", context_);
-  }
-  Attacker(const Attacker&) = delete;
-  Attacker& operator=(const Attacker&) = delete;
 
-  void set(int command, long value) {
-    CHECK_EQUAL(call<long>("SSL_CTX_ctrl", context_, command, value, kNone), 1);
-  }
   void know_key(unsigned (*callback)(void*, const char*, char*, unsigned, unsigned char*,
                                      unsigned)) {
     call<void>("SSL_CTX_set_psk_client_callback", context_, callback);
-  }
-  int shake() {
-    if (!ssl_) {
-      ssl_ = call<void*>("SSL_new", context_);
-      call<int>("SSL_set_fd", ssl_, fd_);
-      call<void>(server_ ? "SSL_set_accept_state" : "SSL_set_connect_state", ssl_);
-    }
-    call<void>("ERR_clear_error");
-    return call<int>("SSL_do_handshake", ssl_);
   }
 
  private:
@@ -227,14 +206,7 @@ class Attacker {
     call<void>("EVP_PKEY_free", key);
     call<void>("EVP_PKEY_CTX_free", maker);
   }
-
-  void* context_;
-  void* ssl_ = nullptr;
-  bool server_;
-  int fd_;
 };
-
-constexpr int kMinVersion = 123, kMaxVersion = 124;
 
 TEST(a_server_with_a_certificate_is_refused) {
   Pair pair;
@@ -242,7 +214,7 @@ TEST(a_server_with_a_certificate_is_refused) {
   int there = 0;
   for (int i = 0; i < kRounds; ++i) {
     pair.at_client = pair.client.handshake();
-    there = server.shake();
+    there = server.handshake();
   }
   CHECK(pair.at_client == Result::kFailed);
   CHECK_CONTAINS(pair.client.problem(), "certificate verify failed");
@@ -252,8 +224,8 @@ TEST(a_server_with_a_certificate_is_refused) {
   Attacker any(true, other.wire.b->fd()), trusting(false, other.wire.a->fd());
   int here = 0;
   for (int i = 0; i < kRounds; ++i) {
-    here = trusting.shake();
-    there = any.shake();
+    here = trusting.handshake();
+    there = any.handshake();
   }
   CHECK_EQUAL(here, 1);
   CHECK_EQUAL(there, 1);
@@ -263,7 +235,7 @@ TEST(a_client_without_a_key_is_refused) {
   Pair pair;
   Attacker client(false, pair.wire.a->fd());
   for (int i = 0; i < kRounds; ++i) {
-    CHECK(client.shake() != 1);
+    CHECK(client.handshake() != 1);
     pair.at_server = pair.server.handshake();
   }
   CHECK(pair.at_server == Result::kFailed);
@@ -288,11 +260,11 @@ TEST(only_this_version_and_this_name) {
                           Case{0x0304, other_name, false}}) {
     Pair pair;
     Attacker client(false, pair.wire.a->fd());
-    client.set(kMinVersion, one.version);
-    client.set(kMaxVersion, one.version);
+    client.set(Attacker::kMinVersion, one.version);
+    client.set(Attacker::kMaxVersion, one.version);
     client.know_key(one.callback);
     for (int i = 0; i < kRounds; ++i) {
-      const bool open = client.shake() == 1;
+      const bool open = client.handshake() == 1;
       CHECK(one.good || !open);
       pair.at_server = pair.server.handshake();
     }

@@ -1,10 +1,8 @@
 // Two ends of an encrypted connection, in one thread or in two, and what passes between them.
 #pragma once
 
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,7 +10,9 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -23,6 +23,8 @@
 
 #include "base/descriptor.h"
 #include "check.h"
+#include "system.h"
+#include "transport/tcp/sockets.h"
 #include "transport/tcp/tls.h"
 
 namespace lockstep::testing {
@@ -47,7 +49,10 @@ inline const char* library() {
 inline Bytes random_bytes(std::size_t n, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Bytes bytes(n);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  for (std::size_t at = 0; at < n; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random();
+    std::memcpy(&bytes[at], &word, std::min(sizeof(word), n - at));
+  }
   return bytes;
 }
 
@@ -98,22 +103,18 @@ inline Wire local_wire(int buffer = 0) {
   return {std::make_unique<Socket>(ends[0]), std::make_unique<Socket>(ends[1])};
 }
 
+// The next connection that comes.
+inline Descriptor accept_one(const Listener& listener) {
+  Descriptor fd;
+  eventually([&] { return (fd = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
+  return fd;
+}
+
 inline Wire loopback_wire() {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* at = reinterpret_cast<sockaddr*>(&address);
-  socklen_t size = sizeof(address);
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK_EQUAL(bind(listener, at, size), 0);
-  CHECK_EQUAL(listen(listener, 1), 0);
-  CHECK_EQUAL(getsockname(listener, at, &size), 0);
-  const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK_EQUAL(connect(client, at, size), 0);
-  Wire wire{std::make_unique<Socket>(client),
-            std::make_unique<Socket>(accept(listener, nullptr, nullptr))};
-  ::close(listener);
-  return wire;
+  const Listener listener = listen_anywhere();
+  Descriptor client = connect_to(listener.address, Clock::now() + kMaxLength);
+  Descriptor server = accept_one(listener);
+  return {std::make_unique<Socket>(client.release()), std::make_unique<Socket>(server.release())};
 }
 
 // How many bytes have come, and stay there.
@@ -274,7 +275,6 @@ class Runner {
       throw CheckFailed("a session waits forever");
   }
 
-  using Clock = std::chrono::steady_clock;
   int fd_;
   const Clock::time_point end_ = Clock::now() + kMaxLength;
 };
