@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from lockstep.system import process_tree
 from processes import clean_environ
 from support import MARK, marked, wait_until
 
@@ -262,7 +263,7 @@ class Hosts:
         return {
             pid: command
             for pid in marked(self.mark)
-            if (command := command_line(pid)) and same_host(pid, self._inits[name])
+            if (command := process_tree.command(pid)) and same_host(pid, self._inits[name])
         }
 
     def matching(self, name: str, pattern: str) -> list[int]:
@@ -282,17 +283,6 @@ def same_host(pid: int, init: int) -> bool:
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
     return False
-
-
-def command_line(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return (
-            Path(f"/proc/{pid}/cmdline")
-            .read_bytes()
-            .replace(b"\0", b" ")
-            .decode("utf-8", "replace")
-        )
-    return ""
 
 
 def child(pid: int) -> int:

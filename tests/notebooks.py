@@ -21,7 +21,9 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from nbclient import NotebookClient
 
+from lockstep.system import process_tree
 from processes import clean_environ
+from support import wait_until, with_variables
 
 if importlib.util.find_spec("ipyparallel") is None:  # an import takes 0.3 s of each worker
     pytest.skip("needs ipyparallel (the extra `notebook`)", allow_module_level=True)
@@ -102,18 +104,10 @@ class Notebook:
 
     def processes(self) -> set[int]:
         """All that the kernel and its job consist of."""
-        found = set()
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if f"{MARK}={self._mark}".encode() in path.read_bytes():
-                    found.add(int(path.parent.name))
-        return found
+        return with_variables(f"{MARK}={self._mark}")
 
-    def wait_until_all_are_gone(self, seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"still there: {left}"
-            time.sleep(0.05)
+    def wait_until_all_are_gone(self) -> None:
+        wait_until(lambda: not self.processes(), lambda: f"still there: {self.processes()}", 30)
 
 
 def in_subshell(connection_file: str, source: str) -> str:
@@ -180,6 +174,4 @@ def notebook(folder: Path) -> Iterator[Notebook]:
             yield made
         made.wait_until_all_are_gone()
     finally:
-        for pid in made.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        process_tree.kill(made.processes())

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 import fork_server
 import lockstep
 from fork_server import MARK
+from lockstep.system import process_tree
 
 GONE_SECONDS = 10.0
 
@@ -71,14 +71,19 @@ def assert_unsaid(words: str, text: object) -> None:
     assert words not in str(text), text
 
 
-def marked(mark: str) -> set[int]:
-    """The processes whose environment carries ``mark``."""
-    wanted, found = f"{MARK}={mark}".encode(), set()
+def with_variables(*variables: str) -> set[int]:
+    """The processes that were started with all of these in their environment, as ``NAME=value``."""
+    wanted, found = {each.encode() for each in variables}, set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
-            if wanted in environ.read().split(b"\0"):
+            if wanted <= set(environ.read().split(b"\0")):
                 found.add(int(pid))
     return found
+
+
+def marked(mark: str) -> set[int]:
+    """The processes whose environment carries ``mark``."""
+    return with_variables(f"{MARK}={mark}")
 
 
 def wait_until(
@@ -129,21 +134,15 @@ class Run:
 
     def leftovers(self) -> list[str]:
         """Processes and private directories of the run that are still there."""
-        found = []
-        for pid in marked(self.mark) - {self.process.pid}:
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                found.append(f"process {pid}: {command.decode(errors='replace')}")
-        found += [str(path) for path in self.folder.glob("lockstep-run-*")]
-        return found
+        pids = marked(self.mark) - {self.process.pid}
+        found = [f"process {pid}: {process_tree.command(pid)}" for pid in pids]
+        return found + [str(path) for path in self.folder.glob("lockstep-run-*")]
 
     def assert_nothing_left(self) -> None:
         wait_until(lambda: not self.leftovers(), lambda: f"{self.leftovers()} left behind")
 
     def kill_all(self) -> None:
-        for pid in marked(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        process_tree.kill(marked(self.mark))
 
 
 def _result(out: bytes, err: bytes, status: int) -> Result:

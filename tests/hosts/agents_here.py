@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from lockstep.system import process_tree
 from own_address import own_address
-from support import Result, Run, marked, start_lockstep, wait_until
+from support import MARK, Result, Run, start_lockstep, wait_until, with_variables
 
 WRAPPER = """#!/bin/bash
 # In the place of ssh: the last words are a host's name and a command, which runs on this machine.
@@ -113,22 +114,14 @@ class Hosts:
             yield run
 
 
-def agents_of(run: Run, name: str) -> list[int]:
+def agents_of(run: Run, name: str) -> set[int]:
     """The processes of a host that runs none of the job."""
-    environ = f"LOCKSTEP_HOST_ID={name}".encode()
-    found = []
-    for pid in marked(run.mark):
-        with contextlib.suppress(OSError):
-            if environ in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+    return with_variables(f"{MARK}={run.mark}", f"LOCKSTEP_HOST_ID={name}")
 
 
 def kill_agents(run: Run, name: str) -> None:
     """Kills the agent of a host that runs none of the job, and its guard."""
-    for pid in agents_of(run, name):
-        with contextlib.suppress(ProcessLookupError):  # each of the two ends the other
-            os.kill(pid, signal.SIGKILL)
+    process_tree.kill(agents_of(run, name))
 
 
 def read_until(run: Run, words: str, seconds: float = 60.0) -> str:

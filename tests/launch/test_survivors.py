@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from pathlib import Path
 
 import pytest
 
 from lanes import sample
 from processes import free_port, python, run_processes
-from support import Result, run_lockstep, wait_until
+from support import Result, run_lockstep, wait_until, with_variables
 
 # Heartbeats that are missed abort a process of stock JAX; here they are missed while it naps.
 LOOP = """
@@ -73,17 +71,8 @@ def test_survivors_of_process_0_without_the_launcher() -> None:
     assert [end.status for end in ended] == [-9, 41, 42], ended
     assert "saved 10.0 yes" in ended[1].stdout
 
-    wait_until(lambda: not mentioning(address), "the service ends with the last process", 30)
-
-
-def mentioning(text: str) -> list[Path]:
-    """The processes whose environment has ``text`` in it."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if text.encode() in path.read_bytes():
-                found.append(path)
-    return found
+    left = f"LOCKSTEP_COORDINATOR={address}"
+    wait_until(lambda: not with_variables(left), "the service ends with the last process", 30)
 
 
 @pytest.mark.full

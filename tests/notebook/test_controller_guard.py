@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.system import process_tree
 from support import wait_until
 
 TETHER = [sys.executable, "-P", "-m", "lockstep.notebook.controller_guard"]
@@ -24,7 +25,7 @@ time.sleep(600)
 
 def is_gone(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return process_tree.stat(pid)[0] in "ZX"
     except OSError:
         return True
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep.system import process_tree
 from support import marked
 from worker.nodes import Nodes, mark_of
 from worker.supervised import Job, Start
@@ -34,6 +32,4 @@ def make(tmp_path: Path) -> Iterator[type[Nodes]]:
     try:
         yield Nodes
     finally:
-        for pid in marked(mark_of(tmp_path)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        process_tree.kill(marked(mark_of(tmp_path)))

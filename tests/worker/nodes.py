@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
+import signal
 import subprocess
 import sys
 import uuid
 from pathlib import Path
 
 import fork_server
+from lockstep.system import process_tree
 from processes import free_port, write_key
-from support import MARK, wait_until
+from support import MARK, wait_until, with_variables
 from worker.test_worker_command import CLEAN
 
 TIMEOUT = 60.0
@@ -108,6 +110,13 @@ class Nodes:
         self.agents[rank].kill()
         self.agents[rank].wait()
 
+    def kill_program(self, node: str) -> None:
+        """That of a node whose processes are not forked."""
+        pids = with_variables(f"{MARK}={mark_of(self.folder)}", f"LOCKSTEP_HOST_ID={node}")
+        main = "lockstep.processes.child_main"
+        [program] = [pid for pid in pids if main in process_tree.command(pid)]
+        os.kill(program, signal.SIGKILL)
+
     def finish(self) -> None:
         """Lets the program end: all agents that are there end well."""
         (self.folder / "end").touch()
@@ -115,14 +124,3 @@ class Nodes:
             if agent.returncode is None:
                 agent.wait(TIMEOUT)
                 assert agent.returncode == 0, (rank, self.log(rank).read_text())
-
-
-def is_program_of(pid: int, node: str) -> bool:
-    """Of a node whose processes are not forked."""
-    with contextlib.suppress(OSError):
-        folder = Path(f"/proc/{pid}")
-        words = (folder / "cmdline").read_bytes().split(b"\0")
-        environ = (folder / "environ").read_bytes().split(b"\0")
-        named = f"LOCKSTEP_HOST_ID={node}".encode() in environ
-        return named and b"lockstep.processes.child_main" in words
-    return False

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.system.process_tree import stat
 from support import assert_unsaid, marked, wait_until
 from worker.test_worker_command import WORKER
 from worker.workers import TIMEOUT, Workers, pids, rest
@@ -209,13 +210,10 @@ def test_it_stops_and_goes_on_with_the_program(saying: Workers) -> None:
     process = saying.start(0, "while True: time.sleep(0.01)")
     pid, _, _ = pids(process)
 
-    def state(of: int) -> str:
-        return Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[0]
-
     os.kill(process.pid, signal.SIGTSTP)
-    wait_until(lambda: state(pid) == state(process.pid) == "T", "stopped")
+    wait_until(lambda: stat(pid)[0] == stat(process.pid)[0] == "T", "stopped")
     os.kill(process.pid, signal.SIGCONT)
-    wait_until(lambda: "T" not in state(pid) + state(process.pid), "going on")
+    wait_until(lambda: "T" not in stat(pid)[0] + stat(process.pid)[0], "going on")
 
 
 def test_a_program_that_cannot_be_started_is_an_error(saying: Workers) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
 from pathlib import Path
 
 import pytest
 
 from processes import write_key
-from support import assert_unsaid, marked
-from worker.nodes import TIMEOUT, WORKER, Nodes, is_program_of, mark_of
+from support import assert_unsaid
+from worker.nodes import TIMEOUT, WORKER, Nodes
 
 OTHER_JAX = """
 from lockstep.hosts.checks import facts
@@ -102,15 +100,12 @@ def test_more_than_the_most_wait_as_spares(hosts: Joiners) -> None:
 
 
 @pytest.mark.full
-def test_a_job_that_starts_again_after_a_failure_keeps_its_numbers(
-    hosts: Joiners, tmp_path: Path
-) -> None:
+def test_a_job_that_starts_again_after_a_failure_keeps_its_numbers(hosts: Joiners) -> None:
     hosts.forked = False
     hosts.begin("--nnodes", "2:2")
     hosts.start(1, "--nnodes", "2:2")
     assert hosts.runs(0) == {0: "n0", 1: "n1"}
-    [program] = [pid for pid in marked(mark_of(tmp_path)) if is_program_of(pid, "n1")]
-    os.kill(program, signal.SIGKILL)
+    hosts.kill_program("n1")
     assert hosts.runs(1) == {0: "n0", 1: "n1"}
     assert hosts.number(1) == 1
     hosts.finish()

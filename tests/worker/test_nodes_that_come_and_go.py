@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
-from support import marked
-from worker.nodes import TIMEOUT, Nodes, is_program_of, mark_of
+from worker.nodes import TIMEOUT, Nodes
 
 
 @pytest.mark.full
@@ -64,8 +61,7 @@ def test_without_grow_a_late_node_waits_for_the_next_restart(
     assert nodes.runs(0) == {0: "n0"}
     nodes.start(1, "--nnodes", "1:2")
     nodes.said("is there: it takes part from the next restart on")
-    [program] = [pid for pid in marked(mark_of(tmp_path)) if is_program_of(pid, "n0")]
-    os.kill(program, signal.SIGKILL)
+    nodes.kill_program("n0")
     assert nodes.runs(1) == {0: "n0", 1: "n1"}
     nodes.finish()
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from lanes import full
-from lockstep.system import tcp_ports
+from lockstep.system import process_tree, tcp_ports
 from processes import captured, free_port
-from support import MARK, assert_unsaid, marked, wait_until
+from support import MARK, assert_unsaid, marked, wait_until, with_variables
 from worker.test_worker_command import CLEAN, WORKER, mpiexec
 from worker.workers import Workers, rest
 
@@ -68,9 +68,7 @@ def finish(started: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
     try:
         out, err = started.communicate(timeout=TIMEOUT)
     finally:
-        for pid in marked(str(folder)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        process_tree.kill(marked(str(folder)))
     assert not list((folder / "tmp").glob("lockstep-run-*"))
     return out, err
 
@@ -226,15 +224,9 @@ def test_the_agent_of_process_0_waits_for_the_report_of_a_job_that_is_stopped(
     assert [first.returncode, other.returncode] == [-signal.SIGTERM, 0]
 
 
-def programs(folder: Path, process: int) -> list[int]:
+def programs(folder: Path, process: int) -> set[int]:
     """The programs of a process, and not its agents, which lack this variable."""
-    found, name = [], f"LOCKSTEP_PROCESS_ID={process}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if name in words and f"TMPDIR={folder / 'tmp'}".encode() in words:
-                found.append(int(path.parent.name))
-    return found
+    return with_variables(f"LOCKSTEP_PROCESS_ID={process}", f"TMPDIR={folder / 'tmp'}")
 
 
 def test_a_killed_agent_takes_its_program_along(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.system import process_tree
 from processes import free_port
 from support import MARK, marked
 from worker.test_worker_command import CLEAN, WORKER
@@ -59,8 +59,7 @@ class Workers:
         self.end()
 
     def end(self) -> None:
-        for pid in marked(self.mark):
-            os.kill(pid, signal.SIGKILL)
+        process_tree.kill(marked(self.mark))
         for process in self.started:
             process.communicate(timeout=TIMEOUT)
 
