@@ -145,6 +145,15 @@ SKYPILOT = {
 }
 
 
+def torchrun(
+    rank: int, size: int, each: int, port: int | str, address: str = "127.0.0.1"
+) -> dict[str, str]:
+    """The variables by which torchrun places a process, with ``each`` processes on a node."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank % each)}
+    at = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return {**place, **at, "LOCAL_WORLD_SIZE": str(each)}
+
+
 def place(*values: object) -> RankInfo:
     return RankInfo(*values)  # type: ignore[arg-type]
 

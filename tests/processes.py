@@ -39,10 +39,10 @@ def clean_environ(**more: str) -> dict[str, str]:
     return {**kept, "JAX_PLATFORMS": "cpu", **more}
 
 
-def write_key(path: Path, text: str = "k" * 64) -> Path:
+def write_key(path: Path, text: str = "k" * 64, mode: int = 0o600) -> Path:
     """A key file of a job, which nobody else may read."""
     path.write_text(text)
-    path.chmod(0o600)
+    path.chmod(mode)
     return path
 
 
@@ -76,6 +76,14 @@ def captured(
         capture_output=True,
         text=True,
     )
+
+
+def read_lines(process: subprocess.Popen[bytes], count: int, end: str = "up") -> None:
+    """Waits until a process has printed so many lines, each of which ends with these words."""
+    assert process.stdout is not None
+    for _ in range(count):
+        line = process.stdout.readline()
+        assert line.endswith(f"{end}\n".encode()), (line, process.stderr and process.stderr.read())
 
 
 def python(

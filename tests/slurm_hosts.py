@@ -13,7 +13,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 import ssh_hosts
+from lanes import needs
 from ssh_hosts import SshHosts
 from support import wait_until
 
@@ -55,6 +58,14 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 def possible() -> bool:
     """Whether this system can have such a Slurm."""
     return all(map(shutil.which, _TOOLS)) and ssh_hosts.possible()
+
+
+MARKS = [
+    pytest.mark.full,
+    pytest.mark.timeout(240),
+    needs(possible(), "needs root, namespaces, sshd and Slurm (.ci/tools)"),
+]
+"""Of tests that have such a Slurm."""
 
 
 class SlurmHosts:

@@ -14,8 +14,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 import namespaces
 import sshd_files
@@ -127,6 +130,12 @@ class SshHosts(Hosts):
         """A command of ``lockstep`` that is for several hosts."""
         return [*LOCKSTEP, command, "--ssh", self.ssh(), *words]
 
+    def run_command(self, folder: Path, source: str, *options: str) -> list[str]:
+        """``lockstep run`` of a program with this text, whose processes work in ``folder``."""
+        program = folder / "program.py"
+        program.write_text(textwrap.dedent(source))
+        return self.lockstep("run", "--chdir", str(folder), *options, str(program))
+
     def agents(self, name: str) -> list[int]:
         """The guard and the agent on a host, the guard first."""
         # A third one would be in the engine's network; a job goes on without it.
@@ -199,3 +208,14 @@ def ssh_hosts(
         yield hosts
     finally:
         hosts.end()
+
+
+def hosts_of_module(names: Sequence[str]) -> Callable[..., Iterator[SshHosts]]:
+    """A fixture: hosts for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+        with ssh_hosts(tmp_path_factory.mktemp("hosts"), names) as made:
+            yield made
+
+    return hosts

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from processes import write_key
 from ssh_hosts import SshHosts
 from support import wait_until
 
 TIMEOUT = 40.0
+PORT = "29500"
+"""Of JAX's service, in jobs whose agents are started by the test."""
 PROGRAM = """
 import os, pathlib, signal, time
 
@@ -110,3 +116,31 @@ class Journal:
             before = max((e for e in journal if e.attempt < attempt), key=lambda e: e.at)
             first = min((e for e in journal if e.attempt >= attempt), key=lambda e: e.at)
             assert before.at < first.at, f"{before} after {first}\n{self.said}"
+
+
+class JobOfAgents(Journal):
+    """A job of agents of ``lockstep worker``, one on a host, each with a file of what it says."""
+
+    def __init__(self, hosts: SshHosts, folder: Path, program: str) -> None:
+        super().__init__(hosts, folder, program)
+        self.said_at.touch()
+        self.key = write_key(folder / "key")
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_agent(self, name: str, place: Mapping[str, str], *options: str) -> None:
+        """The agent of a host, with the variables of its place in the job."""
+        own = {"LOCKSTEP_HOST_ID": name, "LOCKSTEP_KEY_FILE": str(self.key)}
+        words = [sys.executable, "-P", "-m", "lockstep", "worker", "--max-restarts", "5", *options]
+        to_file = ["sh", "-c", f'exec "$@" >>{self.folder}/{name}.txt 2>&1', "sh", *words]
+        command = ["env", "-C", str(self.folder), *to_file, str(self.folder / "program.py")]
+        self.agents[name] = self.hosts.start(name, command, {**place, **own})
+
+    def said_by(self, name: str) -> str:
+        return (self.folder / f"{name}.txt").read_text()
+
+    def finish(self, names: str) -> None:
+        """Lets the last attempt end: these agents end well."""
+        self.let_last_end()
+        for name in names:
+            self.agents[name].communicate(timeout=TIMEOUT)
+            assert self.agents[name].returncode == 0, self.said_by(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import read_lines
 from ssh_hosts import LOCKSTEP, NEEDED, SshHosts, ssh_hosts
 from support import assert_unsaid
 from tampering import Attacker
@@ -50,13 +51,6 @@ def attack(hosts: SshHosts, what: str) -> Iterator[Attacker]:
         attacker.end()
 
 
-def command(hosts: SshHosts, *options: str) -> list[str]:
-    program = hosts.folder / "program.py"
-    program.write_text(PROGRAM)
-    own = ["--chdir", str(hosts.folder), "--hosts", "a,b,c", "-n", "3"]
-    return hosts.lockstep("run", *own, *options, str(program))
-
-
 def headlines(err: str) -> list[str]:
     """The first and the last line of the report, in either form: the process that fails first may
     be neither of the two between which the traffic was changed."""
@@ -66,10 +60,9 @@ def headlines(err: str) -> list[str]:
 
 def test_changed_data_is_the_headline_on_every_process_and_in_the_report(hosts: SshHosts) -> None:
     with attack(hosts, "data") as attacker:
-        started = hosts.start("a", command(hosts, "--log-dir", str(hosts.folder / "log")))
-        assert started.stdout is not None
-        for _ in range(3):
-            assert started.stdout.readline().endswith(b"up\n")
+        options = ["--hosts", "a,b,c", "--log-dir", str(hosts.folder / "log")]
+        started = hosts.start("a", hosts.run_command(hosts.folder, PROGRAM, *options))
+        read_lines(started, 3)
         attacker.strike()
         assert attacker.wait() == "changed data"
         out, err = (text.decode() for text in started.communicate(timeout=TIMEOUT))
@@ -94,7 +87,8 @@ def test_changed_data_is_the_headline_on_every_process_and_in_the_report(hosts: 
 @pytest.mark.full
 def test_a_changed_handshake_says_so_and_names_no_key_file(hosts: SshHosts) -> None:
     with attack(hosts, "handshakes") as attacker:
-        done = hosts.run("a", command(hosts), timeout=TIMEOUT, check=False)
+        words = hosts.run_command(hosts.folder, PROGRAM, "--hosts", "a,b,c")
+        done = hosts.run("a", words, timeout=TIMEOUT, check=False)
         assert attacker.wait() == "changed handshakes"
     assert done.returncode not in (0, None), done.stdout
     headline, *_ = headlines(done.stderr)

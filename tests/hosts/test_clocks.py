@@ -52,10 +52,8 @@ def hosts(
 
 
 def run(hosts: SshHosts, folder: Path, end: str) -> subprocess.CompletedProcess[str]:
-    program = folder / "program.py"
-    program.write_text(LOOP.format(end=end))
-    words = ["--hosts", "a,b", "--chdir", str(folder), str(program)]
-    done = hosts.run("a", hosts.lockstep("run", *words), timeout=90, check=False)
+    words = hosts.run_command(folder, LOOP.format(end=end), "--hosts", "a,b")
+    done = hosts.run("a", words, timeout=90, check=False)
     clocks = dict(line.split(" clocks ") for line in done.stdout.splitlines() if "clocks" in line)
     walls = [float(text.split()[0]) for _, text in sorted(clocks.items())]
     assert abs(abs(walls[1] - walls[0]) - 3 * HOUR) < 60, done

@@ -41,10 +41,8 @@ def run(
     hosts: SshHosts, folder: Path, full: int, end: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The job in which the disk of process ``full`` fills up, and what the launcher has said."""
-    program = folder / "program.py"
-    program.write_text(LOOP.format(full=full, end=end))
-    words = ["--hosts", "a,b", "--chdir", str(folder), str(program)]
-    done = hosts.run("a", hosts.lockstep("run", *words), timeout=90, check=False)
+    words = hosts.run_command(folder, LOOP.format(full=full, end=end), "--hosts", "a,b")
+    done = hosts.run("a", words, timeout=90, check=False)
     hosts.assert_nothing_left()
     return done, [x for x in done.stderr.splitlines() if x.startswith("lockstep: proc")]
 

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from hosts.journal import JOIN, PROGRAM, TIMEOUT, Journal
-from processes import write_key
-from ssh_hosts import NEEDED, SshHosts, ssh_hosts
+from hosts.journal import JOIN, PORT, PROGRAM, TIMEOUT, JobOfAgents
+from ssh_hosts import NEEDED, ssh_hosts
 from support import wait_until
 
 pytestmark = [NEEDED, pytest.mark.timeout(240), pytest.mark.full]
 
 
-class Job(Journal):
+class Job(JobOfAgents):
     """A job of two hosts that join at host a's address."""
 
-    def __init__(self, hosts: SshHosts, folder: Path) -> None:
-        super().__init__(hosts, folder, PROGRAM.replace("# joins", JOIN))
-        self.said_at.touch()
-        self.key = write_key(folder / "key")
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
-
     def start(self, name: str) -> None:
-        names = {
-            "LOCKSTEP_COORDINATOR": f"{self.hosts.address('a')}:29500",
-            "LOCKSTEP_HOST_ID": name,
-            "LOCKSTEP_KEY_FILE": str(self.key),
-        }
-        words = [sys.executable, "-P", "-m", "lockstep", "worker", "--nnodes", "2:2"]
-        words += ["--max-restarts", "5", "--grace", "2", str(self.folder / "program.py")]
-        to_file = ["sh", "-c", f'exec "$@" >>{self.folder}/{name}.txt 2>&1', "sh", *words]
-        in_folder = ["env", "-C", str(self.folder), *to_file]
-        self.agents[name] = self.hosts.start(name, in_folder, names)
+        place = {"LOCKSTEP_COORDINATOR": f"{self.hosts.address('a')}:{PORT}"}
+        self.start_agent(name, place, "--nnodes", "2:2", "--grace", "2")
 
     def says(self, name: str, words: str) -> None:
         path = self.folder / f"{name}.txt"
@@ -44,7 +27,7 @@ class Job(Journal):
 
 def test_a_host_that_is_cut_off_is_replaced_and_comes_back_with_its_number(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, "abc") as hosts:
-        job = Job(hosts, tmp_path)
+        job = Job(hosts, tmp_path, PROGRAM.replace("# joins", JOIN))
         job.start("b")  # before there is a job
         job.start("a")
         job.says("a", f"a begins the job at {hosts.address('a')}:29500, as node 0")
@@ -63,12 +46,9 @@ def test_a_host_that_is_cut_off_is_replaced_and_comes_back_with_its_number(tmp_p
         hosts.mend("b")
         job.start("b")
         wait_until(
-            lambda: (tmp_path / "b.txt").read_text().count("b has joined the job as node 1") == 2,
+            lambda: job.said_by("b").count("b has joined the job as node 1") == 2,
             "b has its number again",
             TIMEOUT,
         )
-        job.let_last_end()
-        for name in "abc":
-            job.agents[name].communicate(timeout=TIMEOUT)
-            assert job.agents[name].returncode == 0, (tmp_path / f"{name}.txt").read_text()
+        job.finish("abc")
         job.assert_one_at_a_time()

@@ -7,25 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from own_address import networked, own_address
-from processes import captured, clean_environ, write_command
+from own_address import networked, ssh_here
+from processes import captured, clean_environ
 
 HOSTS = 100
 TIMEOUT = 600.0
-SSH = """
-# In the place of ssh: the command is the last word, and runs on this machine as on another.
-for last; do :; done
-exec env SSH_CONNECTION="{0} 1 {0} 22" sh -c "$last"
-"""
 
 
 @networked
 @pytest.mark.full
 def test_a_job_starts_on_a_hundred_hosts(tmp_path: Path) -> None:
-    ssh = write_command(tmp_path / "ssh", SSH.format(own_address()))
     hosts = ",".join(f"host{i}" for i in range(HOSTS))
     code = "import os; print(os.environ['LOCKSTEP_PROCESS_ID'])"
-    words = ["--hosts", hosts, "--ssh", ssh, "--no-prefix", "-c", code]
+    words = ["--hosts", hosts, "--ssh", ssh_here(tmp_path), "--no-prefix", "-c", code]
     command = [sys.executable, "-P", "-m", "lockstep", "run", *words]
     environ = clean_environ(TMPDIR=str(tmp_path))
     done = captured(command, timeout=TIMEOUT, cwd=tmp_path, env=environ)

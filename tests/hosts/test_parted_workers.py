@@ -6,53 +6,27 @@ starts another agent of process 1 on d at once, as Kubernetes may for a node tha
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hosts.journal import JOINED, PROGRAM, TIMEOUT, Journal
+from cluster_environs import torchrun
+from hosts.journal import JOINED, PORT, PROGRAM, TIMEOUT, JobOfAgents
 from lanes import full
-from processes import write_key
-from ssh_hosts import NEEDED, SshHosts, ssh_hosts
+from ssh_hosts import NEEDED, ssh_hosts
 from support import wait_until
 
 pytestmark = [NEEDED, pytest.mark.timeout(240)]
 
-PORT = "29500"
 
-
-class Job(Journal):
+class Job(JobOfAgents):
     """A job of three processes, each the only one of its host."""
 
-    def __init__(self, hosts: SshHosts, folder: Path, program: str) -> None:
-        super().__init__(hosts, folder, program)
-        self.said_at.touch()
-        self.key = write_key(folder / "key")
-        self.agents = {name: self.start(name, rank) for rank, name in enumerate("abc")}
-
-    def start(self, name: str, rank: int) -> subprocess.Popen[bytes]:
-        """The agent of a process, which says what it says in a file of its own, too."""
-        place = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        at = {"MASTER_ADDR": self.hosts.address("a"), "MASTER_PORT": PORT}
-        names = {"LOCKSTEP_HOST_ID": name, "LOCKSTEP_KEY_FILE": str(self.key)}
-        words = [sys.executable, "-P", "-m", "lockstep", "worker", "--max-restarts", "5"]
+    def start(self, name: str, rank: int) -> None:
+        place = torchrun(rank, 3, 1, PORT, self.hosts.address("a"))
         # The agent that is cut off would give its program this time after the failure.
-        words += ["--grace", "60" if name == "b" else "2", str(self.folder / "program.py")]
-        to_file = ["sh", "-c", f'exec "$@" >{self.folder}/{name}.txt 2>&1', "sh", *words]
-        in_folder = ["env", "-C", str(self.folder), *to_file]
-        return self.hosts.start(name, in_folder, {**place, **at, **names})
-
-    def said_by(self, name: str) -> str:
-        return (self.folder / f"{name}.txt").read_text()
-
-    def finish(self, names: str) -> None:
-        self.let_last_end()
-        for name in names:
-            self.agents[name].communicate(timeout=TIMEOUT)
-            assert self.agents[name].returncode == 0, self.said_by(name)
+        self.start_agent(name, place, "--grace", "60" if name == "b" else "2")
 
 
 def while_it_runs(job: Job) -> None:
@@ -85,9 +59,11 @@ def test_an_agent_that_is_cut_off_ends_before_its_replacement_starts(
 ) -> None:
     with ssh_hosts(tmp_path, "abcd") as hosts:
         job = Job(hosts, tmp_path, JOINED if moment is in_its_first_step else PROGRAM)
+        for rank, name in enumerate("abc"):
+            job.start(name, rank)
         moment(job)
         hosts.cut("b")
-        job.agents["d"] = job.start("d", 1)
+        job.start("d", 1)
         wait_until(lambda: any(each.host == "d" for each in job.journal), "d starts", TIMEOUT)
         attempt = next(each.attempt for each in job.journal if each.host == "d")
         for name in "acd":

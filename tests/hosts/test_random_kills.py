@@ -7,14 +7,12 @@ import os
 import random
 import signal
 import subprocess
-import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ssh_hosts import NEEDED, SshHosts, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, hosts_of_module
 from support import wait_until
 
 pytestmark = [NEEDED, pytest.mark.slow]
@@ -40,13 +38,8 @@ while True:
     multihost_utils.process_allgather(jnp.array([1]))
     time.sleep(0.05)
 """
+hosts = hosts_of_module("abc")
 KINDS = ("launcher", "agent", "both of an agent", "process", "ssh", "link")
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    with ssh_hosts(tmp_path_factory.mktemp("hosts"), "abc") as made:
-        yield made
 
 
 def victims(hosts: SshHosts, kind: str, name: str, choose: random.Random) -> list[int]:
@@ -82,10 +75,8 @@ def test_a_kill_at_a_random_moment_leaves_no_process(
     choose = random.Random(SEED * 1000 + number)
     kind, name = KINDS[number % len(KINDS)], choose.choice("abc")
     name = choose.choice("bc") if kind == "link" else name
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
     options = ["--hosts", "a,b,c", "--grace", "1", "-d", "1"]
-    words = hosts.lockstep("run", *options, str(program))
+    words = hosts.run_command(tmp_path, PROGRAM, *options)
     if kind != "both of an agent":
         # Without both, the kernel ends the program, and nobody its children (processes/guard.py).
         words.append("--child")

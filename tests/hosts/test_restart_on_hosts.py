@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
+from processes import read_lines
 from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import wait_until
 
@@ -99,17 +99,12 @@ for step in range(first, first + 100_000):
 
 
 def test_a_host_that_was_cut_off_returns_and_the_job_grows(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(GROWING)
     with ssh_hosts(tmp_path, "abc") as hosts:
-        options = ["--hosts", "a,b,c", "--chdir", str(tmp_path), "--max-restarts", "1"]
-        options += ["--min-hosts", "2", "--grow"]
-        started = hosts.start("c", hosts.lockstep("run", *options, "program.py"))
-        assert started.stdout is not None
-        for _ in range(3):
-            assert started.stdout.readline().endswith(b"begins at 0 of 3\n")
+        options = ["--hosts", "a,b,c", "--max-restarts", "1", "--min-hosts", "2", "--grow"]
+        started = hosts.start("c", hosts.run_command(tmp_path, GROWING, *options))
+        read_lines(started, 3, "begins at 0 of 3")
         hosts.cut("a")
-        for _ in range(2):
-            assert started.stdout.readline().endswith(b"begins at 0 of 2\n")
+        read_lines(started, 2, "begins at 0 of 2")
         hosts.mend("a")
         out, err = started.communicate(timeout=TIMEOUT)
         said = err.decode()
@@ -120,24 +115,6 @@ def test_a_host_that_was_cut_off_returns_and_the_job_grows(tmp_path: Path) -> No
             assert f"[{number}@{name}] begins at {step} of 3" in out.decode().splitlines()
             assert f"[{number}@{name}] ends with 3" in out.decode().splitlines()
         hosts.assert_nothing_left()
-
-
-def test_too_few_hosts_are_left(tmp_path: Path) -> None:
-    source = "print('up', flush=True); import time; time.sleep(300)"
-    (tmp_path / "program.py").write_text(source)
-    with ssh_hosts(tmp_path, "ab") as hosts:
-        options = ["--hosts", "a,b", "--max-restarts", "1", "--grace", "1"]
-        words = hosts.lockstep("run", *options, str(tmp_path / "program.py"))
-        started = hosts.start("a", words)
-        assert started.stdout is not None
-        for _ in range(2):
-            assert started.stdout.readline().endswith(b"up\n")
-        hosts.take_down("b")
-        _, err = started.communicate(timeout=TIMEOUT)
-        assert started.returncode == 1
-        assert "1 of 2 hosts are left, and the job needs 2" in err.decode()
-        assert "--min-hosts K goes on with K hosts" in err.decode()
-        assert_nothing_runs(hosts)
 
 
 def test_a_host_that_has_lost_its_way_to_another_is_left_out(tmp_path: Path) -> None:
@@ -151,14 +128,10 @@ def test_a_host_that_has_lost_its_way_to_another_is_left_out(tmp_path: Path) -> 
             sys.exit(3)
         time.sleep(0.05)
     """
-    (tmp_path / "program.py").write_text(textwrap.dedent(source))
     with ssh_hosts(tmp_path, "abc") as hosts:
         options = ["--hosts", "a,b,c", "--max-restarts", "1", "--min-hosts", "2"]
-        words = hosts.lockstep("run", *options, str(tmp_path / "program.py"))
-        started = hosts.start("a", words)
-        assert started.stdout is not None
-        for _ in range(3):
-            assert started.stdout.readline().endswith(b"up 0 3\n")
+        started = hosts.start("a", hosts.run_command(tmp_path, source, *options))
+        read_lines(started, 3, "up 0 3")
         hosts.separate("b", "c")
         marker.touch()
         out, err = started.communicate(timeout=TIMEOUT)
@@ -172,15 +145,15 @@ def test_a_host_that_has_lost_its_way_to_another_is_left_out(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_eight_hosts(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(
-        "import jax, lockstep; import jax.numpy as jnp\n"
-        "from jax.experimental import multihost_utils as m\n"
-        "lockstep.initialize()\n"
-        "print(sum(m.process_allgather(jnp.array([jax.process_index()])).ravel().tolist()))\n"
-    )
+    source = """
+    import jax, lockstep; import jax.numpy as jnp
+    from jax.experimental import multihost_utils as m
+    lockstep.initialize()
+    print(sum(m.process_allgather(jnp.array([jax.process_index()])).ravel().tolist()))
+    """
     with ssh_hosts(tmp_path, "abcdefgh") as hosts:
-        words = ["--hosts", ",".join("abcdefgh"), str(tmp_path / "program.py")]
-        found = hosts.run("a", hosts.lockstep("run", *words), timeout=TIMEOUT)
+        words = hosts.run_command(tmp_path, source, "--hosts", ",".join("abcdefgh"))
+        found = hosts.run("a", words, timeout=TIMEOUT)
         expected = [f"[{i}@{name}] 28" for i, name in enumerate("abcdefgh")]
         assert sorted(found.stdout.splitlines()) == expected
         hosts.assert_nothing_left()

@@ -6,56 +6,35 @@ import os
 import re
 import signal
 import subprocess
-import textwrap
-import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lanes import full
-from ssh_hosts import LOCKSTEP, NEEDED, SshHosts, pid_of, ssh_hosts
-from support import assert_unsaid
+from processes import read_lines
+from ssh_hosts import LOCKSTEP, NEEDED, SshHosts, hosts_of_module, pid_of
+from support import assert_unsaid, wait_until
 
 pytestmark = NEEDED
 
 TIMEOUT = 90.0
 SLEEP = "print('up', flush=True); import time; time.sleep(300)"
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    with ssh_hosts(tmp_path_factory.mktemp("hosts"), "abc") as made:
-        yield made
-
-
-def command(hosts: SshHosts, folder: Path, source: str, *options: str) -> list[str]:
-    """``lockstep run`` with options, for a program with the source text."""
-    program = folder / "program.py"
-    program.write_text(textwrap.dedent(source))
-    return hosts.lockstep("run", "--chdir", str(folder), *options, str(program))
+hosts = hosts_of_module("abc")
 
 
 def run(
     hosts: SshHosts, folder: Path, source: str, *options: str, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    words = command(hosts, folder, source, *options)
+    words = hosts.run_command(folder, source, *options)
     return hosts.run("a", words, env=env, timeout=TIMEOUT, check=False)
 
 
 def start(hosts: SshHosts, folder: Path, source: str, *options: str) -> subprocess.Popen[bytes]:
     """The launcher, once every process has printed ``up``."""
-    started = hosts.start("a", command(hosts, folder, source, *options))
-    assert started.stdout is not None
-    for _ in range(3):
-        line = started.stdout.readline()
-        assert line.endswith(b"up\n"), (line, started.stderr and started.stderr.read())
+    started = hosts.start("a", hosts.run_command(folder, source, *options))
+    read_lines(started, 3)
     return started
-
-
-def launcher(started: subprocess.Popen[bytes]) -> int:
-    return pid_of(started)
 
 
 JOB = """
@@ -176,7 +155,7 @@ def test_signals_stop_the_processes_of_all_hosts(
         print('saved')
     """
     started = start(hosts, tmp_path, source, "--hosts", "a,b,c")
-    os.kill(launcher(started), number)
+    os.kill(pid_of(started), number)
     out, err = started.communicate(timeout=TIMEOUT)
     assert started.returncode == status
     assert f"stopped by {signal.Signals(number).name}" in err.decode()
@@ -189,7 +168,7 @@ def test_kill_of_the_launcher_leaves_no_process_on_any_host(
     hosts: SshHosts, tmp_path: Path
 ) -> None:
     started = start(hosts, tmp_path, SLEEP, "--hosts", "a,b,c")
-    os.kill(launcher(started), signal.SIGKILL)
+    os.kill(pid_of(started), signal.SIGKILL)
     started.communicate(timeout=TIMEOUT)
     hosts.assert_nothing_left()
 
@@ -263,7 +242,7 @@ def test_much_output_of_all_hosts_arrives_whole(hosts: SshHosts, tmp_path: Path)
 
 def test_process_0_reads_the_launchers_input(hosts: SshHosts, tmp_path: Path) -> None:
     source = "import sys, zlib; data = sys.stdin.buffer.read(); print(len(data), zlib.crc32(data))"
-    words = command(hosts, tmp_path, source, "--hosts", "b,c", "-n", "2")
+    words = hosts.run_command(tmp_path, source, "--hosts", "b,c", "-n", "2")
     data = bytes(range(256)) * 4096
     (tmp_path / "input").write_bytes(data)
     shell = ["sh", "-c", 'input=$1; shift; exec "$@" <"$input"', "sh", str(tmp_path / "input")]
@@ -319,11 +298,12 @@ def test_report_and_top_show_all_hosts_and_a_cut_host_makes_the_others_raise(
 ) -> None:
     started = start(hosts, tmp_path, LOOPS, "--hosts", "c,b,a", "--grace", "20")
     for words in (["top", "--once"], ["report"]):
-        end = time.monotonic() + 30.0
-        shown = ""
-        while not all(re.search(rf"\bon {n}\)|│ {n} ", shown) for n in "abc"):
-            assert time.monotonic() < end, f"{words} does not show all hosts: {shown}"
+
+        def shows_all(words: list[str] = words) -> bool:
             shown = hosts.run("a", [*LOCKSTEP, *words], check=False).stdout
+            return all(re.search(rf"\bon {n}\)|│ {n} ", shown) for n in "abc")
+
+        wait_until(shows_all, f"{words} shows all hosts", 30)
     try:
         hosts.cut("b")
         out, err = started.communicate(timeout=TIMEOUT)

@@ -48,9 +48,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 def test_a_job(
     hosts: SshHosts, tmp_path: Path, options: list[str], used: str, address: str
 ) -> None:
-    (tmp_path / "program.py").write_text(SUM)
-    words = ["--hosts", ",".join(NAMES), *options, str(tmp_path / "program.py")]
-    found = hosts.run("a", hosts.lockstep("run", *words), timeout=TIMEOUT)
+    words = hosts.run_command(tmp_path, SUM, "--hosts", ",".join(NAMES), *options)
+    found = hosts.run("a", words, timeout=TIMEOUT)
     lines = [line for line in found.stdout.splitlines() if "[Gloo]" not in line]
     said = sorted(line.rpartition(":")[0] + ":" for line in lines)
     assert said == [f"[{i}@{name}] [0, 1, 2] {used} {address}" for i, name in enumerate(NAMES)]

@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import lanes
 import slurm_hosts
 from lockstep.hosts.lease import LEASE_SECONDS
+from processes import read_lines
 from slurm_hosts import SlurmHosts, program
 from support import wait_until
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.timeout(240),
-    lanes.needs(slurm_hosts.possible(), "needs root, namespaces, sshd and Slurm (.ci/tools)"),
-]
+pytestmark = slurm_hosts.MARKS
 RUN = [sys.executable, "-m", "lockstep", "run"]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 WAITS = r"""
@@ -105,11 +101,7 @@ def test_a_host_outside_of_the_allocation_is_refused(slurm: SlurmHosts, tmp_path
 def test_nothing_outlives_the_launcher(slurm: SlurmHosts, tmp_path: Path, how: str) -> None:
     command = ["salloc", "-Q", "-J", "waits", "-N2", "--ntasks-per-node=1", *RUN]
     started = slurm.start([*command, program(tmp_path, WAITS)])
-    assert started.stdout is not None
-    assert sorted(started.stdout.readline() for _ in range(2)) == [
-        b"[0@a] ready\n",
-        b"[1@b] ready\n",
-    ]
+    read_lines(started, 2, "ready")
     if how == "scancel":
         slurm.run(["scancel", "-n", "waits"])
     else:

@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 from lanes import full
-from own_address import networked, own_address
-from processes import captured, write_command
+from own_address import networked, ssh_here
+from processes import captured, read_lines, write_command
 from support import marked, run_lockstep, start_lockstep, wait_until
 
-WRAPPER = """
-# In the place of ssh: the command is the last word, and runs on this machine as on another.
-for last; do :; done
-exec env LOCKSTEP_HOST_ID=second SSH_CONNECTION="{0} 1 {0} 22" sh -c "$last"
-"""
 PROGRAM = """
 import os, sys
 print(sys.stdin.read(), os.environ["LOCKSTEP_LOCAL_PROCESS_ID"], os.environ.get("LOCKSTEP_HOST_ID"))
@@ -29,7 +24,7 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "2":
 
 
 def ssh(folder: Path) -> str:
-    return write_command(folder / "ssh", WRAPPER.format(own_address()))
+    return ssh_here(folder, "LOCKSTEP_HOST_ID=second")
 
 
 def test_localhost_needs_no_ssh(tmp_path: Path) -> None:
@@ -62,9 +57,7 @@ def test_the_end_of_the_launcher_is_the_end_of_the_agents(tmp_path: Path, number
     program = "print('up', flush=True); import time; time.sleep(300)"
     options = ["-n", "2", "--hosts", "localhost,other", "--ssh", ssh(tmp_path)]
     with start_lockstep(options, program) as run:
-        assert run.process.stdout is not None
-        for _ in range(2):
-            assert run.process.stdout.readline().endswith(b"up\n")
+        read_lines(run.process, 2)
         os.kill(run.process.pid, number)
         run.process.communicate(timeout=60)
         wait_until(lambda: not marked(run.mark), "an end of all processes")
@@ -102,8 +95,9 @@ def test_a_job_that_cannot_start_again_says_where_its_logs_are(tmp_path: Path) -
     logs = tmp_path / "logs"
     options = ["--hosts", "localhost,other", "--ssh", write_command(tmp_path / "once", once)]
     options += ["--max-restarts", "1", "--grace", "1", "--log-dir", str(logs)]
-    said = run_lockstep(options, program, timeout=90, expect_status=None).stderr
+    said = run_lockstep(options, program, timeout=90, expect_status=1).stderr
     assert "not started again: 1 of 2 hosts are left, and the job needs 2" in said
+    assert "--min-hosts K goes on with K hosts" in said
     assert f"complete logs: {logs}" in said.partition("not started again")[2]
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import SshHosts, possible, ssh_hosts
+from ssh_hosts import NEEDED, SshHosts, hosts_of_module
 
-pytestmark = needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+pytestmark = NEEDED
 
 TIMEOUT = 200.0
+hosts = hosts_of_module("ab")
 CELLS = Path(__file__).with_name("cells.py")
 SETUP = """%%lockstep
 import os, time
@@ -25,12 +25,6 @@ def meet(): return multihost_utils.process_allgather(jnp.arange(3) + rank).sum()
 """
 RESTART = "%lockstep restart starts the processes again, without their variables."
 Cells = Sequence[str | tuple[str, str]]
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    with ssh_hosts(tmp_path_factory.mktemp("hosts"), "ab") as made:
-        yield made
 
 
 def start(hosts: SshHosts, names: str = "a,b") -> str:

@@ -8,17 +8,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import SshHosts, pid_of, possible, ssh_hosts
+from processes import read_lines
+from ssh_hosts import NEEDED, SshHosts, hosts_of_module, pid_of
 
-pytestmark = needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+pytestmark = NEEDED
 
 TIMEOUT = 150.0
+hosts = hosts_of_module("ab")
 
 COMMON = """
 import os, signal, sys, threading, time
@@ -36,12 +36,6 @@ def total():
 def notes(error):
     return "|".join(error.__notes__).replace("\\n", "|")
 """
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    with ssh_hosts(tmp_path_factory.mktemp("hosts"), "ab") as made:
-        yield made
 
 
 def words(hosts: SshHosts, folder: Path, source: str) -> list[str]:
@@ -172,10 +166,7 @@ except lockstep.SpawnError as error:
 def started(hosts: SshHosts, folder: Path) -> subprocess.Popen[bytes]:
     """A program whose pool is in a call on both hosts."""
     process = hosts.start("a", words(hosts, folder, STAYS))
-    assert process.stdout is not None
-    for _ in range(2):
-        line = process.stdout.readline()
-        assert line.endswith(b"up\n"), (line, process.stderr and process.stderr.read())
+    read_lines(process, 2)
     return process
 
 

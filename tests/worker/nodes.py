@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import fork_server
+from cluster_environs import torchrun
 from lockstep.system import process_tree
 from processes import free_port, write_key
 from support import MARK, wait_until, with_variables
@@ -83,10 +84,7 @@ class Nodes:
 
     def place(self, rank: int) -> dict[str, str]:
         """The variables of a launcher."""
-        place = {"RANK": str(rank), "WORLD_SIZE": str(self.size)}
-        place["LOCAL_RANK"] = str(rank % self.each)
-        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
-        return {**place, **at, "LOCAL_WORLD_SIZE": str(self.each)}
+        return torchrun(rank, self.size, self.each, self.port)
 
     def log(self, rank: int) -> Path:
         return self.folder / f"{rank}.txt"
@@ -111,7 +109,7 @@ class Nodes:
         self.agents[rank].wait()
 
     def kill_program(self, node: str) -> None:
-        """That of a node whose processes are not forked."""
+        """Kills the program of a node whose processes are not forked."""
         pids = with_variables(f"{MARK}={mark_of(self.folder)}", f"LOCKSTEP_HOST_ID={node}")
         main = "lockstep.processes.child_main"
         [program] = [pid for pid in pids if main in process_tree.command(pid)]

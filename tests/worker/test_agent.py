@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster_environs import torchrun
 from lockstep.system.process_tree import stat
 from support import assert_unsaid, marked, wait_until
 from worker.test_worker_command import WORKER
@@ -176,8 +177,7 @@ def test_at_a_terminal_it_stops_with_the_program(saying: Workers) -> None:
     if pid == 0:
         signal.alarm(TIMEOUT)  # with it ends what is read and waited for below
         os.login_tty(terminal)
-        place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-        where = {**saying.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"}
+        where = {**saying.environ, **torchrun(0, 2, 2, 2345)}
         program = str(saying.folder / "program.py")
         if (job := os.fork()) == 0:  # what we are is the shell, and this is its job
             os.setpgid(0, 0)

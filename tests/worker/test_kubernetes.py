@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
-import lanes
-import ssh_hosts
-from ssh_hosts import SshHosts
+from processes import write_key
+from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 
 pytestmark = [
     pytest.mark.full,
     pytest.mark.timeout(180),
-    lanes.needs(ssh_hosts.possible(), "needs root, namespaces and sshd (.ci/tools)"),
+    NEEDED,
 ]
 SUM = r"""
 import os, sys, jax
@@ -50,9 +49,8 @@ sys.stdout.write(f"sum {os.uname().nodename} {ranks.ravel().tolist()}\n")
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[SshHosts]:
-    (tmp_path / "key").write_text("k" * 64)
-    (tmp_path / "key").chmod(0o400)
-    with ssh_hosts.ssh_hosts(tmp_path, PODS) as made:
+    write_key(tmp_path / "key", mode=0o400)
+    with ssh_hosts(tmp_path, PODS) as made:
         for pod in PODS:
             # The kubelet writes a pod's own line. The other one stands for the name server.
             lines = [f"{made.address(pod)}\t{pod}.{DOMAIN}\t{pod}"]

@@ -7,15 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lanes
-import ssh_hosts
 from processes import captured, clean_environ, write_command, write_key
-from ssh_hosts import SshHosts
+from ssh_hosts import NEEDED, SshHosts, hosts_of_module
 from support import assert_unsaid
 
 OPEN_MPI = "mpirun.openmpi"
@@ -75,14 +73,10 @@ def test_on_one_host(name: str, program: str, tmp_path: Path) -> None:
     assert re.search(FAILED.format(host=os.uname().nodename), done.stdout), done
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    if not ssh_hosts.possible():
-        pytest.skip("needs root, namespaces and sshd")
-    with ssh_hosts.ssh_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
+hosts = hosts_of_module("ab")
 
 
+@NEEDED
 @pytest.mark.parametrize("name", ["Open MPI", "MPICH"])
 def test_on_two_hosts(name: str, hosts: SshHosts, program: str, tmp_path: Path) -> None:
     """As docs/reference/run.md says: each launcher passes the key's path on in its own way."""

@@ -12,17 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import lanes
 import slurm_hosts
-from processes import write_key
+from processes import read_lines, write_key
 from slurm_hosts import SlurmHosts, program
 from support import assert_unsaid, wait_until
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.timeout(240),
-    lanes.needs(slurm_hosts.possible(), "needs root, namespaces, sshd and Slurm (.ci/tools)"),
-]
+pytestmark = slurm_hosts.MARKS
 WORKER = [sys.executable, "-m", "lockstep", "worker"]
 SUM = r"""
 import os, sys, jax
@@ -217,8 +212,7 @@ def test_scancel_interrupts_the_program(
 ) -> None:
     worker = [*WORKER, "--grace", "8", program(tmp_path, WAITS)]
     started = slurm.start(["srun", "-J", "waits", "-N2", "-n2", *worker], env=key)
-    assert started.stdout is not None
-    assert [started.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+    read_lines(started, 2, "ready")
     slurm.run(["scancel", "-n", "waits"])
     out, err = started.communicate(timeout=60)
     assert out.count(b"interrupted\n") == 2, (out, err)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_environs import torchrun
 from lockstep.system import process_tree
 from processes import free_port
 from support import MARK, marked
@@ -39,15 +40,13 @@ class Workers:
     def start(
         self, rank: int, *args: str, prefix: Sequence[str] = (), options: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        where = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
         process = subprocess.Popen(
             [*prefix, *WORKER, *options, str(self.folder / "program.py"), *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**self.environ, **place, **where},
+            env={**self.environ, **torchrun(rank, 2, 2, self.port)},
         )
         self.started.append(process)
         return process
