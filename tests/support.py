@@ -132,6 +132,10 @@ class Run:
             self.assert_nothing_left()
         return _result(out, err, self.process.returncode)
 
+    def wait_files(self, pattern: str, count: int) -> None:
+        """Until the processes have made so many files of this name in TMPDIR."""
+        wait_until(lambda: len(list(self.folder.glob(pattern))) >= count, f"{count} {pattern}", 30)
+
     def leftovers(self) -> list[str]:
         """Processes and private directories of the run that are still there."""
         pids = marked(self.mark) - {self.process.pid}

@@ -15,7 +15,7 @@ import pytest
 from lockstep import _run_files
 from lockstep.processes import failed_runs
 from lockstep.report import locate_run
-from support import assert_unsaid, run_lockstep, start_lockstep, wait_until
+from support import assert_unsaid, run_lockstep, start_lockstep
 
 # A recorder file that nobody can read is one too: here it only has to be kept.
 PROGRAM = """
@@ -79,7 +79,7 @@ def test_each_run_has_a_folder_of_its_own_beside_its_logs(tmp_path: Path) -> Non
 def test_a_run_that_is_stopped_keeps_its_records_too() -> None:
     program = PROGRAM.format(end="(folder.parent.parent / f'ready_{me}').touch(); time.sleep(100)")
     with start_lockstep(["-n", "2"], program, forked=True) as run:
-        wait_until(lambda: len(list(run.folder.glob("*/ready_*"))) == 2, "both are ready", 30)
+        run.wait_files("*/ready_*", 2)
         run.process.send_signal(signal.SIGINT)
         result = run.finish(30)
     assert result.status == 130

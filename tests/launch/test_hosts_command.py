@@ -37,6 +37,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--hosts a,b --min-hosts 3", "--min-hosts 3: the job has 2 hosts"),
         ("--hosts a --export NOT_HERE", "there is no such variable here"),
         ("--hosts a --export LOCKSTEP_STRICT=1", "all processes get Lockstep's variables anyway"),
+        ("--hosts a --collectives mpi", r"mpirun -n N --host .* lockstep worker"),
         ("--chdir /tmp", "--chdir is for --hosts or --hostfile, and neither is given"),
         ("--min-hosts 1", "--min-hosts is for --hosts or --hostfile"),
         ("--grow", "--grow is for --hosts or --hostfile"),
@@ -85,16 +86,6 @@ def test_hosts_of_the_allocation_are_its_own_by_other_names_too() -> None:
     hosts = [Host("a", 1), Host("me@a.cluster", 1), Host("localhost", 1)]
     assert allocation.outside(hosts, ALLOCATION) == []
     assert allocation.outside([Host("b", 1)], {}) == []
-
-
-def test_collectives_of_an_mpi_are_for_its_own_launcher() -> None:
-    with pytest.raises(ConfigError, match=r"mpirun -n N --host .* lockstep worker"):
-        hosts_command.run(
-            run_command.options.run_parser().parse_args(["--hosts", "a"]),
-            [PROGRAM],
-            run_command.Config(collectives="mpi"),
-            {},
-        )
 
 
 def test_variables_that_change_what_a_program_computes_are_passed_on() -> None:

@@ -70,23 +70,6 @@ def test_json_has_each_restart_and_the_sums() -> None:
     }
 
 
-FAILS_TWICE = "import os, sys\nsys.exit(int(os.environ['LOCKSTEP_ATTEMPT']) < 2)"
-
-
-def test_a_run_accounts_for_its_restarts(tmp_path: Path) -> None:
-    options = ["--max-restarts", "3", "--log-dir", str(tmp_path)]
-    said = run_lockstep(options, FAILS_TWICE, forked=True).said_by_launcher
-    assert "attempt 1 starts, " in said
-    assert " lost in 2 restarts:\n" in said
-    [path] = tmp_path.glob("run_*/restarts.json")
-    found = json.loads(path.read_text())
-    assert [each["cause"] for each in found["restarts"]] == [PROCESS_FAILED] * 2
-    assert [each["attempt"] for each in found["restarts"]] == [0, 1]
-    parts = [each[part] for each in found["restarts"] for part in ("noticed", "ended", "prepared")]
-    assert found["seconds"] > found["lost_seconds"] > 0
-    assert abs(sum(parts) - found["lost_seconds"]) < 0.01
-
-
 CONTINUES = """
 import os, sys, lockstep
 attempt = int(os.environ["LOCKSTEP_ATTEMPT"])
@@ -100,14 +83,21 @@ def test_the_table_has_the_step_where_nothing_is_kept_of_the_run() -> None:
     assert "checkpoint: attempt 1 from step 5, attempt 2 from step 10\n" in said.stderr
 
 
-def test_the_account_has_the_step_that_the_program_has_restored(tmp_path: Path) -> None:
-    options = ["-n", "2", "--max-restarts", "3", "--log-dir", str(tmp_path)]
+def test_a_run_accounts_for_its_restarts_and_the_steps_restored(tmp_path: Path) -> None:
+    options = ["--max-restarts", "3", "--log-dir", str(tmp_path)]
     said = run_lockstep(options, CONTINUES, forked=True).stderr
+    assert "attempt 1 starts, " in said
+    assert " lost in 2 restarts:\n" in said
     assert re.findall(r"attempt (\d) continues from step (\d+)", said) == [("1", "5"), ("2", "10")]
+    assert "  continued from a checkpoint: attempt 1 from step 5, attempt 2 from step 10\n" in said
     [path] = tmp_path.glob("run_*/restarts.json")
     found = json.loads(path.read_text())
+    assert [each["cause"] for each in found["restarts"]] == [PROCESS_FAILED] * 2
+    assert [each["attempt"] for each in found["restarts"]] == [0, 1]
     assert [each["continues_from"] for each in found["restarts"]] == [5, 10]
-    assert "  continued from a checkpoint: attempt 1 from step 5, attempt 2 from step 10\n" in said
+    parts = [each[part] for each in found["restarts"] for part in ("noticed", "ended", "prepared")]
+    assert found["seconds"] > found["lost_seconds"] > 0
+    assert abs(sum(parts) - found["lost_seconds"]) < 0.01
 
 
 @pytest.mark.full

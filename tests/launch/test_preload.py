@@ -82,7 +82,7 @@ def test_standard_input_cores_and_descriptors(imports: Path) -> None:
 def test_kill_9_of_the_launcher_leaves_nothing(imports: Path) -> None:
     program = START + "(here / f'ready_{me}').touch(); time.sleep(100)"
     with start_lockstep(["-n", "2", "--preload", "counted"], program, forked=True) as run:
-        wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
+        run.wait_files("ready_*", 2)
         run.process.kill()
         run.finish(30)
 

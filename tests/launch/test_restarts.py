@@ -82,7 +82,7 @@ def test_a_cache_of_the_user_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_job_that_is_stopped_does_not_start_again() -> None:
     program = START + "(here / f'ready_{me}').touch(); time.sleep(100)"
     with start_lockstep(["-n", "2", "--max-restarts", "5"], program, forked=True) as run:
-        wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
+        run.wait_files("ready_*", 2)
         run.process.send_signal(signal.SIGTERM)
         result = run.finish(30)
     assert result.status == 143
@@ -134,6 +134,6 @@ def test_kill_9_of_the_launcher_in_a_later_attempt_leaves_nothing() -> None:
         START + "if attempt == 0: sys.exit(1)\n(here / f'ready_{me}').touch()\ntime.sleep(100)"
     )
     with start_lockstep(["-n", "2", "--max-restarts", "1"], program, forked=True) as run:
-        wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
+        run.wait_files("ready_*", 2)
         run.process.kill()
         run.finish(30)

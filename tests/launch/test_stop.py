@@ -53,16 +53,12 @@ time.sleep(100)
 )
 
 
-def wait_ready(run: Run, n: int = 2, what: str = "ready_*") -> None:
-    wait_until(lambda: len(list(run.folder.glob(what))) >= n, f"{n} x {what}", 30)
-
-
 def stopped(
     program: str, number: int, *options: str, forked: bool = True
 ) -> tuple[Result, set[str]]:
     """A job that gets a signal once two processes are ready, and the files that it has made."""
     with start_lockstep(["-n", "2", *options], program, forked=forked) as run:
-        wait_ready(run)
+        run.wait_files("ready_*", 2)
         run.process.send_signal(number)
         result = run.finish(60)
         return result, {path.name for path in run.folder.iterdir()}
@@ -134,9 +130,9 @@ def test_a_process_that_ignores_every_request_is_killed_after_the_grace_period()
 
 def test_a_second_ctrl_c_kills_at_once() -> None:
     with start_lockstep(["-n", "2", "--grace", "1000"], STUBBORN, forked=True) as run:
-        wait_ready(run)
+        run.wait_files("ready_*", 2)
         run.process.send_signal(signal.SIGINT)
-        wait_ready(run, what="got_*_2")
+        run.wait_files("got_*_2", 2)
         time.sleep(REPEATED_SIGNAL)  # until then it is the same Ctrl-C
         run.process.send_signal(signal.SIGINT)
         result = run.finish(30)
@@ -167,7 +163,7 @@ def test_a_job_that_is_stopped_while_python_starts_prints_no_traceback() -> None
 @pytest.mark.parametrize("victim", ["guard", "supervisor"])
 def test_kill_9_of_the_launcher_leaves_nothing(victim: str) -> None:
     with start_lockstep(["-n", "2"], WITH_GRANDCHILDREN, forked=True) as run:
-        wait_ready(run)
+        run.wait_files("ready_*", 2)
         pid = run.process.pid if victim == "guard" else supervisor_of(run)
         assert len(marked(run.mark)) > 8
         os.kill(pid, signal.SIGKILL)
@@ -179,7 +175,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(victim: str) -> None:
 
 def test_kill_9_of_both_halves_of_the_launcher_ends_the_processes() -> None:
     with start_lockstep(["-n", "2"], SLEEP, forked=True) as run:
-        wait_ready(run)
+        run.wait_files("ready_*", 2)
         (private,) = run.folder.glob("lockstep-run-*")
         assert private.stat().st_mode & 0o777 == 0o700
         os.utime(private, (0, 0))
@@ -249,7 +245,7 @@ def test_a_disk_that_is_full_is_said_and_ends_the_job(lines: str, tmp_path: Path
 def test_a_reader_that_does_not_read_holds_up_no_signal() -> None:
     program = READY + "ready()\nwhile True: print('x' * 10_000)"
     with start_lockstep(["-n", "2"], program) as run:
-        wait_ready(run)
+        run.wait_files("ready_*", 2)
         time.sleep(0.5)  # the pipe and the launcher's own buffer fill up
         run.process.send_signal(signal.SIGINT)
         wait_until(lambda: len(marked(run.mark)) <= 2, "the processes end", 30)
@@ -266,7 +262,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
     try:
         with start_lockstep(["-n", "1"], READY + "ready(); input(); print('alive')") as run:
             signal.signal(signal.SIGHUP, previous)
-            wait_ready(run, 1)
+            run.wait_files("ready_*", 1)
             run.process.send_signal(signal.SIGHUP)
             result = run.finish(30, stdin=b"\n")
     finally:
