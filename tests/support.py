@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import re
@@ -20,6 +19,7 @@ import fork_server
 import lockstep
 from fork_server import MARK
 from lockstep.system import process_tree
+from processes import Ended
 
 GONE_SECONDS = 10.0
 
@@ -27,13 +27,8 @@ MY_PROCESS = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n
 """The start of a program that needs its process id and these modules."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
+class Result(Ended):
     """What a run said. ``by_process[i]`` holds the lines of process i on stdout, unprefixed."""
-
-    stdout: str
-    stderr: str
-    status: int
 
     @property
     def by_process(self) -> dict[int, list[str]]:
@@ -48,9 +43,6 @@ class Result:
         """The launcher's own words on stderr."""
         lines = [x for x in self.stderr.splitlines() if not re.match(r"\[ *\d+\] ?", x)]
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return f"status {self.status}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
 def _unprefixed(text: str) -> dict[int, list[str]]:

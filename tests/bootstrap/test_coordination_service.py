@@ -20,7 +20,7 @@ from lockstep.job import current_job
 from lockstep.system import tcp_ports
 from of_this_jax import VERSION
 from processes import free_port, python, write_key
-from support import run_lockstep
+from support import run_lockstep, wait_until
 
 HAS_TLS = VERSION >= (0, 11, 2)
 
@@ -113,10 +113,7 @@ def start(address: str, process: int, more: str = "") -> subprocess.Popen[str]:
 
 def wait_for_clients(address: str, count: int) -> None:
     port = int(address.rpartition(":")[2])
-    end = time.monotonic() + 30
-    while tcp_ports.established(port) < count:
-        assert time.monotonic() < end, "the processes do not connect"
-        time.sleep(0.05)
+    wait_until(lambda: tcp_ports.established(port) >= count, "the processes connect", 30)
 
 
 # A service elsewhere, as a second process 0 on another host starts it.

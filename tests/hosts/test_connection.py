@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -20,18 +19,16 @@ Start = Callable[[list[str], str], tuple[Fleet, Connection]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(fleet: Callable[..., Fleet]) -> Start:
     """Starts a command as the one that leads to the agent of a host."""
-    with contextlib.ExitStack() as stack:
 
-        def make(command: list[str], name: str) -> tuple[Fleet, Connection]:
-            fleet = Fleet(lambda host: command)
-            stack.callback(fleet.end)
-            [connection] = fleet.connect([Host(name)])
-            assert not connection.lost
-            return fleet, connection
+    def make(command: list[str], name: str) -> tuple[Fleet, Connection]:
+        made = fleet(lambda host: command)
+        [connection] = made.connect([Host(name)])
+        assert not connection.lost
+        return made, connection
 
-        yield make
+    return make
 
 
 def loss(made: Fleet, connection: Connection) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from lockstep import __version__
-from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep._finding import OK
 from lockstep.hosts import fleet as fleets
 from lockstep.hosts import starters
@@ -52,20 +50,7 @@ sys.exit(host_agent.main())
 """
 """An agent whose first probes, so many, are answered too late."""
 
-Command = Callable[[Host], Sequence[str]]
 Make = Callable[..., Fleet]
-
-
-@pytest.fixture
-def fleet() -> Iterator[Make]:
-    with contextlib.ExitStack() as stack:
-
-        def make(command: Command, reach_seconds: float = DEFAULT_REACH_TIMEOUT) -> Fleet:
-            made = Fleet(command, reach_seconds=reach_seconds)
-            stack.callback(made.end)
-            return made
-
-        yield make
 
 
 def stub(delay: float, patience: float) -> list[str]:

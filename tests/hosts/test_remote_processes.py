@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,15 +82,8 @@ def processes(fleet: Fleet, folder: Path, loop: Loop) -> RemoteProcesses:
 
 
 @pytest.fixture
-def start_fleet() -> Iterator[Callable[[str], Fleet]]:
-    with contextlib.ExitStack() as ends:
-
-        def start(source: str) -> Fleet:
-            made = Fleet(lambda host: [sys.executable, "-c", source])
-            ends.callback(made.end)
-            return made
-
-        yield start
+def start_fleet(fleet: Callable[..., Fleet]) -> Callable[[str], Fleet]:
+    return lambda source: fleet(lambda host: [sys.executable, "-c", source])
 
 
 def test_an_answer_of_the_attempt_before_counts_for_nothing(
