@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
@@ -17,8 +18,8 @@ from lockstep._stderr import complain
 from lockstep.bootstrap import mpi_backend
 from lockstep.hosts.relay import Connect
 from lockstep.launch import usage
-from lockstep.processes import failed_runs
-from lockstep.processes.job_spec import overridden_collectives, overridden_devices
+from lockstep.processes import failed_runs, run_dir
+from lockstep.processes.job_spec import LaunchSpec, overridden_collectives, overridden_devices
 from lockstep.system import oom
 
 MANY_PER_CORE = 8
@@ -171,6 +172,26 @@ def make_log_dir(text: str | None, run: str) -> Path | None:
     except OSError as error:
         raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
     return path
+
+
+def job_of(
+    args: argparse.Namespace, program: Sequence[str], config: Config, caller: Caller, **more: Any
+) -> LaunchSpec:
+    """The job of these options, with ``more`` fields. Makes its folders."""
+    log_dir = make_log_dir(args.log_dir, failed_runs.new_name())
+    return LaunchSpec(
+        program=tuple(program),
+        config=config,
+        run_dir=caller.run_dir or run_dir.make_locked()[0],
+        devices=args.devices,
+        platform=args.platform,
+        log_dir=log_dir,
+        prefixed=not args.no_prefix,
+        grace=args.grace,
+        max_restarts=args.max_restarts,
+        preload=args.preload,
+        **more,
+    )
 
 
 def leave_input_of_others() -> None:

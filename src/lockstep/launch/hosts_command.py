@@ -23,7 +23,6 @@ from lockstep.hosts.several_hosts import SeveralHosts
 from lockstep.hosts.starters import Reach
 from lockstep.launch import before_start, restarts
 from lockstep.launch.before_start import NO_CALLER, Caller
-from lockstep.processes import failed_runs, run_dir
 from lockstep.processes.guard import run_guarded
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import fd_limit
@@ -67,24 +66,12 @@ def run(
     variables = exported(args.export, environ)
     before_start.warn_of_collectives(environ, config)
     before_start.leave_input_of_others()
-    log_dir = before_start.make_log_dir(args.log_dir, failed_runs.new_name())
-    job = LaunchSpec(
-        program=tuple(program),
-        processes=sum(each.count for each in membership.places),
-        # The key of each attempt is drawn here: see `SeveralHosts`.
-        config=dataclasses.replace(config, key_file=None),
-        environ=variables,
-        run_dir=caller.run_dir or run_dir.make_locked()[0],
-        devices=args.devices,
-        platform=args.platform,
-        log_dir=log_dir,
-        prefixed=not args.no_prefix,
-        grace=args.grace,
-        max_restarts=args.max_restarts,
-        preload=args.preload,
-        grow=args.grow,
+    # The key of each attempt is drawn here: see `SeveralHosts`.
+    config = dataclasses.replace(config, key_file=None)
+    processes = sum(each.count for each in membership.places)
+    job = before_start.job_of(
+        args, program, config, caller, processes=processes, environ=variables, grow=args.grow
     )
-
     return run_guarded(
         lambda lifeline: _run(job, membership, args, caller.connect, lifeline),
         job.run_dir,

@@ -15,9 +15,8 @@ from lockstep.bootstrap import cluster_env
 from lockstep.launch import before_start, options, restarts, usage
 from lockstep.launch.before_start import NO_CALLER, Caller
 from lockstep.nccl import gpus
-from lockstep.processes import cpu_affinity, failed_runs, run_dir
+from lockstep.processes import cpu_affinity, run_dir
 from lockstep.processes.guard import run_guarded
-from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import oom, port_reservation
 
 
@@ -68,25 +67,13 @@ def run(
     before_start.warn(args, usable)
     before_start.warn_of_collectives(environ, config)
     before_start.leave_input_of_others()
-    log_dir = before_start.make_log_dir(args.log_dir, failed_runs.new_name())
-    folder = caller.run_dir or run_dir.make_locked()[0]
-    run_dir.share_secret(folder)
+    cores = cpu_affinity.chosen(args.bind, usable, args.processes, args.devices)
     with port_reservation.reserve() as port:
-        job = LaunchSpec(
-            program=tuple(program),
-            processes=args.processes,
-            config=dataclasses.replace(config, coordinator=port_reservation.address(port)),
-            environ=environ,
-            run_dir=folder,
-            devices=args.devices,
-            platform=args.platform,
-            cores=cpu_affinity.chosen(args.bind, usable, args.processes, args.devices),
-            log_dir=log_dir,
-            prefixed=not args.no_prefix,
-            grace=args.grace,
-            max_restarts=args.max_restarts,
-            preload=args.preload,
+        config = dataclasses.replace(config, coordinator=port_reservation.address(port))
+        job = before_start.job_of(
+            args, program, config, caller, processes=args.processes, environ=environ, cores=cores
         )
+        run_dir.share_secret(job.run_dir)
         return run_guarded(
             lambda lifeline: restarts.run(job, lifeline), job.run_dir, caller.lifeline
         )
