@@ -76,8 +76,7 @@ class AgentProcesses:
         attempt, coordinator = self._job.config.attempt, self._job.config.coordinator
         for process_id, agent in self._running.items():
             process = RemoteProcess(self._job, process_id, agent, console, (b"", b""))
-            process.stdout.close()
-            process.stderr.close()
+            process.close_output()
             self.members.append(process)
             agent.is_ready, agent.runs = False, True
             agent.channel.send(

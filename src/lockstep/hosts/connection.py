@@ -192,10 +192,6 @@ class Connection:
             if self._selector is not None:
                 self._channel.write_by(self._selector)
 
-    @property
-    def backlog(self) -> int:
-        return self._channel.backlog
-
     # What is known of the host
 
     @property

@@ -104,13 +104,7 @@ class HostAgent(Agent):
 
     def _listen(self) -> None:
         handled = {*guard.PASSED_ON, signal.SIGCHLD}
-        wake, _ = signal_pipe.open_for(handled)
-
-        def on_signals() -> None:
-            for number in os.read(wake, 512):
-                self._on_signal(number)
-
-        self.watch(wake, on_signals)
+        signal_pipe.register(self.selector, handled, self._on_signal)
         self.watch(self._lifeline, self._on_end_of_guard)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 

@@ -65,13 +65,16 @@ class RemoteProcess:
         stopped = Exit(signal=signal.SIGINT, reason=_run_files.STOPPED)
         self.exit = Exit(exit_code=0) if is_error else stopped
         self.ended_at = time.monotonic()
-        self.stdout.close()
-        self.stderr.close()
+        self.close_output()
 
     def lost(self, why: str, at: float) -> None:
         """Its host is lost, so its end was not seen."""
         if self.exit is None:
             self.exit = Exit(reason=why)
             self.ended_at = at
-        for stream in (self.stdout, self.stderr):
-            stream.close()
+        self.close_output()
+
+    def close_output(self) -> None:
+        """No more of its output comes."""
+        self.stdout.close()
+        self.stderr.close()

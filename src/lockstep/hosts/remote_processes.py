@@ -128,8 +128,7 @@ class RemoteProcesses:
     def _forget_all(self) -> None:
         """No host has been asked to start anything, so that none reports an end."""
         for process in self.members:
-            process.stdout.close()
-            process.stderr.close()
+            process.close_output()
         self.members.clear()
 
     # Messages
@@ -253,7 +252,8 @@ class RemoteProcesses:
 
     def sweep(self) -> int:
         self._send("sweep")
-        self._wait(lambda connection: connection in self._swept, SWEEP_SECONDS)
+        places = self._places
+        self._wait(lambda: all(c.lost or c in self._swept for c, _ in places), SWEEP_SECONDS)
         return sum(self._swept.values())
 
     def _on_swept(self, connection: Connection, message: Message) -> None:
@@ -264,18 +264,16 @@ class RemoteProcesses:
         if (step := message.head["continues_from"]) is not None:
             _run_files.write_continues_from(self._job.process_dir(0), int(step))
 
-    def _wait(self, has_answered: Callable[[Connection], bool], seconds: float) -> None:
+    def _wait(self, have_answered: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if all(c.lost or has_answered(c) for c, _ in self._places):
-                return
+        while not have_answered() and time.monotonic() < end:
             self._loop.turn(0.1)
 
     # Records
 
     def collect(self) -> None:
         number = self.begin_collecting()
-        self._wait(lambda c: self._collected.get(c, 0) >= number, COLLECT_SECONDS)
+        self._wait(lambda: self.has_collected(number), COLLECT_SECONDS)
         for process in self.members:
             if not (self._job.process_dir(process.process_id) / _run_files.EXIT).exists():
                 self._write_exit(process)

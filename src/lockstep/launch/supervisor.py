@@ -93,7 +93,7 @@ class Supervisor:
         self.stopping_at = float("inf")
         """When the stop of the job began."""
         self._plan = StopPlan()
-        self._own_fds: list[int] = []
+        self._own_fds: tuple[int, ...] = ()
         self._handled: set[signal.Signals] = set()
 
     def run(self) -> int:
@@ -153,15 +153,8 @@ class Supervisor:
     def _listen(self) -> None:
         handled = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN} | {signal.SIGCHLD}
         self._handled = handled
-        wake, woken = signal_pipe.open_for(handled)
-
-        def on_signals() -> None:
-            for number in os.read(wake, 512):
-                self._on_signal(number)
-
-        self.selector.register(wake, selectors.EVENT_READ, on_signals)
+        self._own_fds = signal_pipe.register(self.selector, handled, self._on_signal)
         self.selector.register(self._lifeline, selectors.EVENT_READ, self._on_lifeline)
-        self._own_fds = [wake, woken]
         self._processes.listen()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 

@@ -72,12 +72,17 @@ class LockstepMagics(Magics):
 
     def _ready(self) -> Job:
         """The job, if it can run a cell; raises `NotebookError`."""
-        if self._job is None:
-            raise NotebookError(_START)
-        if text := self._job.death():
+        job = self._started()
+        if text := job.death():
             raise NotebookError(text)
         if self._last is not None and (busy := self._last.running):
             raise NotebookError(f"{label(busy)} still runs the cell before. Wait, or: {RESTART}")
+        return job
+
+    def _started(self) -> Job:
+        """The job, whose processes may have died; raises `NotebookError`."""
+        if self._job is None:
+            raise NotebookError(_START)
         return self._job
 
     # Commands
@@ -91,36 +96,25 @@ class LockstepMagics(Magics):
         job = Job(given)
         job.start()
         self._job = job
-        self._say_what_runs()
-
-    def _say_what_runs(self) -> None:
-        assert self._job is not None
-        results = self._job.results(engine.devices, [0])
-        hosts = len(set(self._job.hosts))
-        on = f" on {counted(hosts, 'host')}" if hosts else ""
-        print(f"{counted(self._job.processes, 'process')}{on}, {results[0]}")
+        _say_what_runs(job)
 
     def _restart(self, line: str) -> None:
-        if self._job is None:
-            raise NotebookError(_START)
+        job = self._started()
         self._last = None
         try:
-            self._job.restart()
+            job.restart()
         except BaseException:
             self.close()
             raise
-        self._say_what_runs()
+        _say_what_runs(job)
 
     def _stop(self, line: str) -> None:
-        if self._job is None:
-            raise NotebookError(_START)
+        self._started()
         self.close()
         print("the processes have ended")
 
     def _status(self, line: str) -> None:
-        if self._job is None:
-            raise NotebookError(_START)
-        job = self._job
+        job = self._started()
         busy = self._last.running if self._last is not None else []
         places = job.places([p for p in busy if not job.ended(p)])
         for process, pid in enumerate(job.pids):
@@ -155,6 +149,13 @@ class LockstepMagics(Magics):
         for i, name in enumerate(names):
             values = [values[i] for values in found]
             self.shell.user_ns[name] = values if len(processes) > 1 else values[0]
+
+
+def _say_what_runs(job: Job) -> None:
+    results = job.results(engine.devices, [0])
+    hosts = len(set(job.hosts))
+    on = f" on {counted(hosts, 'host')}" if hosts else ""
+    print(f"{counted(job.processes, 'process')}{on}, {results[0]}")
 
 
 def load(shell: Any) -> None:

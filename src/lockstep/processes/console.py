@@ -169,7 +169,8 @@ class Stream:
         self._lines = lines
         self._hold_seconds = PROMPT_SECONDS if may_prompt else UNFINISHED_SECONDS
         self._tail = b""
-        self._show_at = float("inf")
+        self.show_at = float("inf")
+        """When the unfinished line should be shown, in ``time.monotonic()``; infinity: never."""
         self._shown_at = 0
 
     def read(self) -> None:
@@ -185,13 +186,13 @@ class Stream:
         self._tail = (self._tail + data)[-_TAIL:]
         self._show(self._cutter.feed(data))
         if self._cutter.unfinished:
-            self._show_at = time.monotonic() + self._hold_seconds
+            self.show_at = time.monotonic() + self._hold_seconds
             self._console.unfinished.add(self)
         else:
             self._forget_unfinished()
 
     def _forget_unfinished(self) -> None:
-        self._show_at = float("inf")
+        self.show_at = float("inf")
         self._console.unfinished.discard(self)
 
     def _show(self, text: bytes) -> None:
@@ -210,11 +211,6 @@ class Stream:
         except OSError as error:
             self._console.report(f"{self._log.name} ends here: {error.strerror}")
             self._log = None
-
-    @property
-    def show_at(self) -> float:
-        """When the unfinished line should be shown, in ``time.monotonic()``; infinity: never."""
-        return self._show_at
 
     def show_unfinished(self) -> None:
         self._forget_unfinished()

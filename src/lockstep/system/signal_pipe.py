@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import selectors
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -20,6 +21,21 @@ def open_for(handled: Iterable[int]) -> tuple[int, int]:
     signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     for number in handled:
         signal.signal(number, lambda number, frame: None)
+    return reads, writes
+
+
+def register(
+    selector: selectors.BaseSelector, handled: Iterable[int], on_signal: Callable[[int], object]
+) -> tuple[int, int]:
+    """Registers, as the data of a key of ``selector``, a function for its loop to call, which calls
+    ``on_signal`` with the number of each signal that has come. Returns `open_for`'s descriptors."""
+    reads, writes = open_for(handled)
+
+    def on_signals() -> None:
+        for number in os.read(reads, 512):
+            on_signal(number)
+
+    selector.register(reads, selectors.EVENT_READ, on_signals)
     return reads, writes
 
 
