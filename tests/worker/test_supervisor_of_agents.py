@@ -10,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -142,16 +141,8 @@ def test_a_lost_agent_is_named_before_those_that_fail_because_of_it(start_job: S
     assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
 
 
-MALFORMED = [
-    b"[]",
-    b"no head",
-    b'{"kind": "ready"}',
-    b'{"kind": "ready", "process": 1}',
-    b'{"kind": "ready", "process": 1.5, "host": "a"}',
-    b'{"kind": "exit", "process": 1}',
-    b'{"kind": "exit", "process": 1, "exit": 1, "record": null, "was_stopped": false}',
-    b'{"kind": "leave", "process": 1}',
-]
+MALFORMED = [b"[]", b"no head", b'{"kind": "ready", "process": 1}', b'{"kind": "exit"}']
+"""`tests/hosts/test_agent_messages.py` has more."""
 
 
 def test_what_is_no_message_ends_the_connection_alone(start_job: Start) -> None:
@@ -173,28 +164,13 @@ def test_what_is_no_message_ends_the_connection_alone(start_job: Start) -> None:
 
 
 def test_an_agent_that_sends_what_is_no_message_is_lost(start_job: Start) -> None:
-    wrong: list[dict[str, Any]] = [
-        {"signal": "all"},
-        {"exit_code": "3"},
-        {"exit_code": 1.5},
-        {"exit_code": True},
-    ]
-    job = start_job(restarts=len(wrong))
-    stays = job.line(0)
-    for values in wrong:
-        lost = job.line(1)
-        begin([stays, lost])
-        lost.ended(Exit(**values), None, False, False)
-        wait_for_signal(stays)
-        ended(stays, 0)
-        assert stays.decision(TIMEOUT) is True
-        stays.got = []
-    lines = [stays, job.line(1)]
-    begin(lines)
-    finish_well(lines)
-    found = re.findall(r"process 1 of 2 on \S+ failed first: its agent was lost: (.*)", job.end())
-    told = "it has sent a message that is not one: not how a process ended: {} is {!r}"
-    assert found == [told.format(*item) for values in wrong for item in values.items()]
+    job = start_job()
+    stays, lost = job.begun()
+    wrong = Exit(exit_code="3")  # type: ignore[arg-type]  # that is what is refused
+    lost.ended(wrong, None, False, False)
+    go_on(job, stays)
+    told = "it has sent a message that is not one: not how a process ended: exit_code is '3'"
+    assert f"failed first: its agent was lost: {told}\n" in job.end()
 
 
 @pytest.mark.full
