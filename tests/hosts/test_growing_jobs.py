@@ -105,6 +105,7 @@ else:
     assert result.status == 130, result.stderr
     assert "stopped by SIGINT" in result.stderr
     assert_unsaid("failed first", result.stderr)
+    assert hosts.ups(2) == {}
 
 
 @pytest.mark.full

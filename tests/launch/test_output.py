@@ -12,14 +12,6 @@ from processes import captured
 from support import MY_PROCESS, run_lockstep, start_lockstep
 
 
-def test_stdout_and_stderr_stay_apart() -> None:
-    result = run_lockstep(
-        [], "import sys; print('out'); print('err', file=sys.stderr)", forked=True
-    )
-    assert result.by_process == {0: ["out"], 1: ["out"]}
-    assert result.stderr_by_process == {0: ["err"], 1: ["err"]}
-
-
 def test_no_prefix() -> None:
     result = run_lockstep(["--no-prefix"], MY_PROCESS + "print('line', i)", forked=True)
     assert sorted(result.stdout.splitlines()) == ["line 0", "line 1"]
@@ -112,8 +104,10 @@ if i:
 """
     )
     result = run_lockstep(["--log-dir", str(logs)], program, expect_status=1, forked=True)
+    assert result.by_process == {0: ["out 0"], 1: ["out 1"]}
     [logs] = logs.iterdir()
     for i in range(2):
+        assert result.stderr_by_process[i][0] == f"err {i}"
         folder = logs / "attempt_0" / f"process_{i}"
         assert (folder / "stdout.log").read_text() == f"out {i}\n"
         assert (folder / "stderr.log").read_text().startswith(f"err {i}\n")

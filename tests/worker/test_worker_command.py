@@ -155,10 +155,6 @@ def test_a_difference_is_told_with_the_lines_of_both(tmp_path: Path) -> None:
     ("env", "place"),
     [
         (
-            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"},
-            "1 2 None None 127.0.0.1:2345",
-        ),
-        (
             {
                 "SLURM_JOB_ID": "7",
                 "SLURM_PROCID": "1",
@@ -176,7 +172,7 @@ def test_a_difference_is_told_with_the_lines_of_both(tmp_path: Path) -> None:
             "0 2 None None head:99",
         ),
     ],
-    ids=["torchrun", "Slurm", "PMI"],
+    ids=["Slurm", "PMI"],
 )
 def test_variables_of_a_launcher(place_program: str, env: dict[str, str], place: str) -> None:
     assert run(*WORKER, place_program, env=env).stdout == f"{place}\n"

@@ -23,7 +23,7 @@ from lockstep.hosts.checks import address_choice
 from lockstep.hosts.lease import clock
 from lockstep.hosts.relay import KINDS, Relay
 from lockstep.nccl import gpus
-from lockstep.processes import cpu_affinity
+from lockstep.processes import cpu_affinity, run_dir
 from lockstep.processes.child_process import ChildProcess
 from lockstep.processes.first_failure import not_started
 from lockstep.processes.job_spec import LaunchSpec
@@ -148,7 +148,9 @@ class HostAttempt:
                 yield  # an order that has arrived late, or a launcher that was busy: it confirms
             self.runs = True
             os.chdir(str(self._order["directory"]))
-            _write_key(self._job.run_dir, str(self._order["key"]))
+            secret = self._job.run_dir / _run_files.SECRET
+            secret.unlink(missing_ok=True)  # that of the attempt before
+            run_dir.write_secret(secret, str(self._order["key"]))
             self._bell = make_wake_up(self._job)
             self._agent.watch(self._bell, self._on_recorded_error)
             self._relay.listen(self._job.run_dir, map(str, self._order["relayed"]))
@@ -375,12 +377,3 @@ def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
         max_restarts=int(order["max_restarts"]),
         preload=tuple(order["preload"]),
     )
-
-
-def _write_key(folder: Path, key: str) -> None:
-    """Leaves the key of this attempt where only this user can read it."""
-    path = folder / _run_files.SECRET
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "w") as file:
-        file.write(key)

@@ -30,9 +30,7 @@ def share_secret(path: Path) -> None:
     """
     own = path / f"{SECRET}.{os.getpid()}"
     try:
-        fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "w") as file:
-            file.write(os.urandom(32).hex())
+        write_secret(own, os.urandom(32).hex())
         # A link makes the file complete when it gets its name, and never replaces one.
         with contextlib.suppress(FileExistsError):
             os.link(own, path / SECRET)
@@ -41,6 +39,13 @@ def share_secret(path: Path) -> None:
         raise LaunchError(
             f"cannot write the secret of this run in {path}: {error.strerror}."
         ) from error
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Makes a file that only this user can read, and which is not there yet. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as file:
+        file.write(text)
 
 
 def make_locked() -> tuple[Path, int]:
