@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +79,16 @@ def captured(
     )
 
 
-def read_lines(process: subprocess.Popen[bytes], count: int, end: str = "up") -> None:
-    """Waits until a process has printed so many lines, each of which ends with these words."""
+def read_lines(process: subprocess.Popen[Any], count: int, end: str = "up") -> list[str]:
+    """The next lines that a process prints, each of which has to end with these words."""
     assert process.stdout is not None
+    lines = []
     for _ in range(count):
         line = process.stdout.readline()
-        assert line.endswith(f"{end}\n".encode()), (line, process.stderr and process.stderr.read())
+        text = line if isinstance(line, str) else line.decode()
+        assert text.endswith(f"{end}\n"), (text, process.stderr and process.stderr.read())
+        lines.append(text.removesuffix("\n"))
+    return lines
 
 
 def python(

@@ -14,6 +14,7 @@ import pytest
 
 import lockstep
 from lanes import full
+from processes import read_lines
 from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import assert_unsaid
 
@@ -91,13 +92,12 @@ def unknown_host_key(planted: Planted) -> None:
 
 def taken_port(planted: Planted) -> None:
     code = (
-        "import socket, time; s = socket.create_server(('10.9.0.1', 29500)); print(1, flush=True); "
-        "time.sleep(300)"
+        "import socket, time; s = socket.create_server(('10.9.0.1', 29500)); "
+        "print('up', flush=True); time.sleep(300)"
     )
     # Without the mark: what a user runs is not a leftover.
     holder = planted.hosts.start("a", [sys.executable, "-c", code], {"TEST_RUN_MARK": ""})
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"1\n"
+    read_lines(holder, 1)
 
 
 def bridges(planted: Planted) -> None:

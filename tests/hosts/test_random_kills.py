@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.system import process_tree
 from ssh_hosts import NEEDED, SshHosts, hosts_of_module
 from support import wait_until
 
@@ -89,9 +89,7 @@ def test_a_kill_at_a_random_moment_leaves_no_process(
             hosts.cut(name)
         reached = [pid for pid in killed if kill(pid)]
         if not reached and kind != "link":
-            for pid in hosts.matching("a", "lockstep run"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
+            process_tree.kill({*hosts.matching("a", "lockstep run")}, signal.SIGTERM)
         try:
             _, err = started.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:

@@ -18,7 +18,7 @@ from lockstep.launch import run_command
 from lockstep.launch.before_start import check_program, warn, warn_of_collectives
 from lockstep.launch.options import run_parser
 from lockstep.processes import child_main
-from processes import captured
+from processes import captured, read_lines
 from support import MY_PROCESS, assert_unsaid, run_lockstep, start_lockstep
 
 
@@ -282,10 +282,7 @@ def test_two_runs_at_once_have_different_ports_and_directories() -> None:
         sys.stdin.read()
     """
     with start_lockstep(["-n", "1"], program) as one, start_lockstep(["-n", "1"], program) as two:
-        said = []
-        for run in (one, two):
-            assert run.process.stdout is not None
-            said.append(run.process.stdout.readline().split())
+        said = [read_lines(run.process, 1, "")[0].split() for run in (one, two)]
         assert said[0][1] != said[1][1]
         assert said[0][2] != said[1][2]
         assert one.finish(30).status == two.finish(30).status == 0

@@ -101,7 +101,7 @@ def test_a_host_outside_of_the_allocation_is_refused(slurm: SlurmHosts, tmp_path
 def test_nothing_outlives_the_launcher(slurm: SlurmHosts, tmp_path: Path, how: str) -> None:
     command = ["salloc", "-Q", "-J", "waits", "-N2", "--ntasks-per-node=1", *RUN]
     started = slurm.start([*command, program(tmp_path, WAITS)])
-    read_lines(started, 2, "ready")
+    assert sorted(read_lines(started, 2, "ready")) == ["[0@a] ready", "[1@b] ready"]
     if how == "scancel":
         slurm.run(["scancel", "-n", "waits"])
     else:
@@ -134,9 +134,7 @@ def test_the_key_is_in_no_argument_variable_or_file_of_slurm(
 ) -> None:
     path = program(tmp_path, HAS_KEY)
     started = slurm.start(["salloc", "-Q", "-N2", "--ntasks-per-node=1", *RUN, path])
-    assert started.stdout is not None
-    keys = {started.stdout.readline().split()[-1] for _ in range(2)}
-    [key] = keys
+    [key] = {line.split()[-1].encode() for line in read_lines(started, 2, "")}
     assert len(key) == 64
     processes = [Path(f"/proc/{pid}") for pid in slurm.hosts.pids()]
     assert len(processes) > 6, "the launcher, srun and agents are among them"

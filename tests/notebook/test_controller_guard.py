@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.system import process_tree
+from processes import read_lines
 from support import wait_until
 
 TETHER = [sys.executable, "-P", "-m", "lockstep.notebook.controller_guard"]
@@ -63,8 +64,7 @@ def test_status_and_signals_are_passed_on() -> None:
     with run("raise SystemExit(7)") as quick:
         assert quick.wait(30) == 7
     with run("import time; print('up', flush=True); time.sleep(600)") as slow:
-        assert slow.stdout is not None
-        assert slow.stdout.readline() == "up\n"
+        read_lines(slow, 1)
         slow.terminate()
         assert slow.wait(30) == 128 + signal.SIGTERM
 
@@ -89,8 +89,7 @@ def test_the_folder_of_a_command_that_must_be_killed_is_removed(tmp_path: Path) 
             stdout=subprocess.PIPE,
             env={**os.environ, "IPP_PROFILE_DIR": str(notebook)},
         ) as tethered:
-            assert tethered.stdout is not None
-            assert tethered.stdout.readline() == b"up\n"
+            read_lines(tethered, 1)
             other.kill()
             assert tethered.wait(30) == 1
     assert list(tmp_path.iterdir()) == []

@@ -14,6 +14,7 @@ import pytest
 
 from cluster_environs import torchrun
 from lockstep.system.process_tree import stat
+from processes import read_lines
 from support import assert_unsaid, marked, wait_until
 from worker.test_worker_command import WORKER
 from worker.workers import TIMEOUT, Workers, pids, rest
@@ -67,11 +68,10 @@ def test_it_ends_as_the_program_did(saying: Workers, code: str, status: int) -> 
 def test_signals_are_passed_on_once(saying: Workers) -> None:
     process = saying.start(0, "while True: time.sleep(0.01)")
     pids(process)
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_lines(process, 1, "")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(process.pid, number)
-        assert process.stdout.readline() == f"got {number.name}\n"
+        assert read_lines(process, 1, "") == [f"got {number.name}"]
     os.kill(process.pid, signal.SIGINT)
     said = rest(process)
     assert_unsaid("got SIG", said)
@@ -82,8 +82,7 @@ def test_signals_are_passed_on_once(saying: Workers) -> None:
 def test_a_signal_that_the_launcher_has_us_ignore_is_not_passed_on(saying: Workers) -> None:
     process = saying.start(0, "time.sleep(1)", prefix=["nohup"])
     pids(process)
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_lines(process, 1, "")
     os.kill(process.pid, signal.SIGHUP)
     said = rest(process)
     assert process.returncode == 0

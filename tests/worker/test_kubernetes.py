@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from processes import write_key
+from lockstep.system import process_tree
+from processes import read_lines, write_key
 from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 
 pytestmark = [
@@ -89,11 +87,8 @@ def test_pods_of_an_indexed_job(hosts: SshHosts) -> None:
 
 def test_a_new_pod_in_the_place_of_one_that_was_evicted(hosts: SshHosts) -> None:
     stays, evicted = (start(hosts, pod, LOOPS, "--max-restarts", "1") for pod in PODS)
-    assert evicted.stdout
-    assert evicted.stdout.readline() == b"up\n"
-    for pid in hosts.processes(PODS[1]):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    read_lines(evicted, 1)
+    process_tree.kill({*hosts.processes(PODS[1])})
     evicted.communicate(timeout=60)
     shutil.rmtree(hosts.folder / PODS[1] / "tmp")
     (hosts.folder / PODS[1] / "tmp").mkdir()

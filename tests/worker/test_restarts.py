@@ -14,7 +14,7 @@ import pytest
 
 from lanes import full
 from lockstep.system import process_tree, tcp_ports
-from processes import captured, free_port
+from processes import captured, free_port, read_lines
 from support import MARK, assert_unsaid, marked, wait_until, with_variables
 from worker.test_worker_command import CLEAN, WORKER, mpiexec
 from worker.workers import Workers, rest
@@ -125,8 +125,7 @@ def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
     # One write: both programs have the same pipe.
     source = "import os, time; os.write(1, b'up\\n'); time.sleep(100)"
     with start(tmp_path, "--max-restarts", "3", "--", source=source) as started:
-        assert started.stdout
-        assert [started.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+        read_lines(started, 2)
         started.send_signal(signal.SIGTERM)
         _, err = started.communicate(timeout=TIMEOUT)
     assert "stopped by a signal to the agent of process" in err
@@ -144,8 +143,7 @@ def test_an_agent_takes_the_place_of_one_on_the_same_host(tmp_path: Path) -> Non
     with Workers(tmp_path, FAILS.replace("sys.exit(7)", goes_on)) as workers:
         options = ["--max-restarts", "1"]
         first, lost = (workers.start(rank, "1", options=options) for rank in range(2))
-        assert lost.stdout
-        assert lost.stdout.readline() == "up\n"
+        read_lines(lost, 1)
         lost.kill()
         second = workers.start(1, "1", options=options)
         lines = (rest(second) + rest(first)).splitlines()
@@ -170,9 +168,8 @@ def test_an_agent_whose_supervisor_is_lost_ends_its_program(tmp_path: Path) -> N
     with Workers(tmp_path, LOOPS) as workers:
         options = ["--max-restarts", "1", "--grace", "2"]
         first, other = (workers.start(rank, options=options) for rank in range(2))
-        assert first.stdout
-        assert other.stdout
-        assert [first.stdout.readline(), other.stdout.readline()] == ["up\n"] * 2
+        for agent in (first, other):
+            read_lines(agent, 1)
         first.kill()
         said = rest(other)
     asked = "lockstep: the agent of process 0 has ended, so the program is asked to end\n"
@@ -205,8 +202,7 @@ def two_that_run(folder: Path, *options: str) -> Iterator[tuple[int, list[Agent]
     with Workers(folder, SAVES) as workers:
         agents = [workers.start(rank, options=options) for rank in range(2)]
         for agent in agents:
-            assert agent.stdout
-            assert agent.stdout.readline() == "up\n"
+            read_lines(agent, 1)
         yield int(workers.port), agents
 
 

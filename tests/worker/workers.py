@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster_environs import torchrun
 from lockstep.system import process_tree
-from processes import free_port
+from processes import free_port, read_lines
 from support import MARK, marked
 from worker.test_worker_command import CLEAN, WORKER
 
@@ -65,10 +65,8 @@ class Workers:
 
 def pids(process: subprocess.Popen[str]) -> tuple[int, int, int]:
     """Of the program, of its parent, and its process group."""
-    assert process.stdout is not None
-    _, *words = process.stdout.readline().split()
-    pid, parent, group = map(int, words)
-    return pid, parent, group
+    _, pid, parent, group = read_lines(process, 1, "")[0].split()
+    return int(pid), int(parent), int(group)
 
 
 def rest(process: subprocess.Popen[str]) -> str:
