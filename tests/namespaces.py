@@ -236,10 +236,10 @@ class Hosts:
         os.kill(self._inits[name], 9)
         wait_until(lambda: not self.processes(name), f"end of host {name}")
 
-    def fill_disk(self, name: str, path: Path | None = None, kib: int = 64) -> None:
-        """Puts a full file system of that size over a directory; without one, over TMPDIR."""
-        where = str(path or self.folder / name / "tmp")
-        self.run(name, ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", where])
+    def fill_disk(self, name: str) -> None:
+        """Puts a full file system over TMPDIR."""
+        where = str(self.folder / name / "tmp")
+        self.run(name, ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", where])
         self.run(name, ["sh", "-c", 'cat /dev/zero >"$1/full" || true', "sh", where])
 
     def hide(self, name: str, directory: Path) -> None:

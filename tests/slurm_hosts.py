@@ -37,7 +37,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/{proctrack}
+ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -65,7 +65,7 @@ MARKS = [
     pytest.mark.timeout(240),
     needs(possible(), "needs root, namespaces, sshd and Slurm (.ci/tools)"),
 ]
-"""Of tests that have such a Slurm."""
+"""The marks of a test that needs a Slurm of its own."""
 
 
 class SlurmHosts:
@@ -76,7 +76,7 @@ class SlurmHosts:
         self.folder = folder
         self.environ = {"SLURM_CONF": str(folder / "slurm.conf")}
 
-    def make(self, proctrack: str, kill_wait: int) -> None:
+    def make(self, kill_wait: int) -> None:
         nodes = [
             f"NodeName={name} NodeAddr={self.hosts.address(name)} CPUs={CPUS} RealMemory=1000"
             for name in self.hosts.names
@@ -88,7 +88,6 @@ class SlurmHosts:
                 address=self.hosts.address(self.hosts.names[0]),
                 folder=self.folder,
                 nodes="\n".join(nodes),
-                proctrack=proctrack,
                 kill_wait=kill_wait,
             )
         )
@@ -131,7 +130,6 @@ class SlurmHosts:
         *options: str,
         env: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        timeout: float = 180.0,
     ) -> tuple[int, str]:
         """Runs a batch script in ``folder``; its status and its output."""
         folder = folder or self.folder
@@ -139,7 +137,7 @@ class SlurmHosts:
         output = folder / "job.out"
         command = ["sbatch", "--parsable", "-o", str(output), "-D", str(folder), *options]
         job = self.run([*command, str(folder / "job.sh")], env=env).stdout.strip()
-        status = self.wait_for(job, timeout)
+        status = self.wait_for(job)
         return status, output.read_text() if output.exists() else f"job {job} has no output"
 
     def wait_for(self, job: str, seconds: float = 180.0) -> int:
@@ -188,17 +186,11 @@ def of_page(title: str) -> str:
 
 
 @contextlib.contextmanager
-def slurm_hosts(
-    folder: Path,
-    names: Sequence[str] = ("a", "b"),
-    *,
-    proctrack: str = "linuxproc",
-    kill_wait: int = 30,
-) -> Iterator[SlurmHosts]:
-    """A cluster, of which nothing outlives the block."""
+def slurm_hosts(folder: Path, kill_wait: int = 30) -> Iterator[SlurmHosts]:
+    """A cluster of hosts a and b, of which nothing outlives the block."""
     (folder / "hosts").mkdir()
     (folder / "slurm").mkdir()
-    with ssh_hosts.ssh_hosts(folder / "hosts", names) as hosts:
+    with ssh_hosts.ssh_hosts(folder / "hosts") as hosts:
         slurm = SlurmHosts(hosts, folder / "slurm")
-        slurm.make(proctrack, kill_wait)
+        slurm.make(kill_wait)
         yield slurm

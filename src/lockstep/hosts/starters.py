@@ -10,7 +10,6 @@ import dataclasses
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
 
 from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep.hosts.host_list import Host
@@ -88,10 +87,9 @@ def ssh_words(text: str) -> tuple[str, ...]:
     return words
 
 
-def is_here(host: Host, names: Sequence[str] | None = None) -> bool:
-    """Whether ``host`` is this machine by its name, so that no ssh is needed (as for mpirun)."""
-    if "@" in host.name:
-        return False  # another user, perhaps
-    own = socket.gethostname()
-    known = names if names is not None else ("localhost", "127.0.0.1", "::1", own)
-    return host.name in known
+def is_here(host: Host) -> bool:
+    """Whether ``host`` is this machine by its name, so that no ssh is needed (as for mpirun).
+
+    A name with a user is none: that may be another one.
+    """
+    return host.name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
