@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 from of_this_jax import where_numbered
 from processes import captured
 from support import assert_unsaid, marked, wait_until
-from worker.test_worker_command import WORKER, mpiexec
 from worker.workers import TIMEOUT, Workers, rest
 
 LOOP = """
@@ -45,20 +43,14 @@ def looping(tmp_path: Path) -> Iterator[Workers]:
         yield made
 
 
-def mpirun(job: Workers, code: str) -> subprocess.CompletedProcess[str]:
-    worker = [*WORKER, "--log-dir", str(job.folder / "logs"), str(job.folder / "program.py"), code]
-    return captured([mpiexec(), "-n", "2", *worker], timeout=TIMEOUT, env=job.environ)
-
-
 @pytest.mark.full
 def test_under_mpiexec_the_others_raise_and_save_before_all_is_killed(looping: Workers) -> None:
-    done = mpirun(looping, "os.kill(os.getpid(), 9)")
+    done = looping.run_both("os.kill(os.getpid(), 9)")
     assert done.returncode != 0
     told = r"raised .*process 1 \(pid \d+ on .*\) was killed by SIGKILL \(signal 9\) after 10"
     assert re.search(told, done.stdout), done
     assert "saved" in done.stdout, done
     wait_until(lambda: not marked(looping.mark), "a process is left behind")
-    assert not looping.left
 
 
 @pytest.mark.full
@@ -120,8 +112,8 @@ def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Worke
 
 @pytest.mark.full
 def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -> None:
-    done = mpirun(looping, "sys.exit(4)")
     where = looping.folder / "logs"
+    done = looping.run_both("sys.exit(4)", options=["--log-dir", str(where)])
     [run] = where.iterdir()
     assert f"lockstep: for details: lockstep report {run}" in done.stderr, done
     command = [sys.executable, "-m", "lockstep", "report", str(where)]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from lanes import full
-from lockstep.system import process_tree, tcp_ports
+from lockstep.system import tcp_ports
 from processes import captured, free_port, read_lines
-from support import MARK, assert_unsaid, marked, wait_until, with_variables
-from worker.test_worker_command import CLEAN, WORKER, mpiexec
+from support import assert_unsaid, marked, wait_until, with_variables
+from worker.test_worker_command import CLEAN, WORKER
 from worker.workers import Workers, rest
 
 TIMEOUT = 120.0
@@ -48,42 +48,23 @@ if left.exists() and os.path.exists(f"/proc/{left.read_text()}"):
 """
 
 
-def start(folder: Path, *words: str, source: str = FAILS) -> subprocess.Popen[str]:
-    """Two processes under MPICH's mpiexec, whose files are in ``folder``/tmp."""
-    (folder / "tmp").mkdir()
-    (folder / "program.py").write_text(source)
-    options, program = words[: words.index("--")], words[words.index("--") + 1 :]
-    return subprocess.Popen(
-        [mpiexec(), "-n", "2", *WORKER, *options, str(folder / "program.py"), *program],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**CLEAN, "TMPDIR": str(folder / "tmp"), MARK: str(folder)},
-    )
-
-
-def finish(started: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
-    """The output; nothing is left."""
-    try:
-        out, err = started.communicate(timeout=TIMEOUT)
-    finally:
-        process_tree.kill(marked(str(folder)))
-    assert not list((folder / "tmp").glob("lockstep-run-*"))
-    return out, err
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[Workers]:
+    with Workers(tmp_path, FAILS) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
     "options", [[], full(["--collectives", "gloo", "--grace", "2"])], ids=["engine", "gloo"]
 )
-def test_all_start_again_after_a_failure(options: list[str], tmp_path: Path) -> None:
-    started = start(tmp_path, "--max-restarts", "2", *options, "--", "1")
-    out, err = finish(started, tmp_path)
-    assert started.returncode == 0, err
-    found = re.findall(r"attempt (\d) (\[.*?\]) at (\S+)", out)
+def test_all_start_again_after_a_failure(options: list[str], failing: Workers) -> None:
+    done = failing.run_both("1", options=["--max-restarts", "2", *options])
+    err = done.stderr
+    assert done.returncode == 0, err
+    found = re.findall(r"attempt (\d) (\[.*?\]) at (\S+)", done.stdout)
     assert [each[:2] for each in found] == [("1", "[0, 1]")] * 2
     assert len({each[2] for each in found}) == 1
-    assert "runs on" not in out
+    assert "runs on" not in done.stdout
     first = (
         r"^lockstep: process 1 of 2 on \S+ failed first: sys\.exit\(7\) \(exit code 7\), program"
     )
@@ -91,17 +72,17 @@ def test_all_start_again_after_a_failure(options: list[str], tmp_path: Path) -> 
     again = "lockstep: attempt 0 has failed; starting again (2 restarts left)"
     assert again in err.splitlines(), err
     assert_unsaid("for details", err)
-    assert not list((tmp_path / "tmp").iterdir())
+    assert not list((failing.folder / "tmp").iterdir())
 
 
 @pytest.mark.full
-def test_the_last_attempt_gives_status_and_records(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
+def test_the_last_attempt_gives_status_and_records(failing: Workers) -> None:
+    logs = failing.folder / "logs"
     options = ["--max-restarts", "1", "--log-dir", str(logs), "--grace", "4"]
-    started = start(tmp_path, *options, "--", "9")
-    out, err = finish(started, tmp_path)
-    assert started.returncode != 0
-    assert "attempt" not in out
+    done = failing.run_both("9", options=options)
+    err = done.stderr
+    assert done.returncode != 0
+    assert "attempt" not in done.stdout
     assert err.count("starting again (1 restart left)") == 1
     [run] = logs.glob("run_*")
     assert {path.name for path in run.glob("attempt_*")} >= {"attempt_1"}
@@ -111,26 +92,26 @@ def test_the_last_attempt_gives_status_and_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_process_that_does_not_end_is_killed_and_started_again(tmp_path: Path) -> None:
-    started = start(tmp_path, "--max-restarts", "1", "--grace", "2", "--", "1", "stuck")
-    out, err = finish(started, tmp_path)
-    assert started.returncode == 0, (out, err)
-    assert "killed because they did not end within --grace: process 0" in err
-    assert_unsaid("was killed: ", err)  # it is said once
-    assert out.count("attempt 1 [0, 1]") == 2
+def test_a_process_that_does_not_end_is_killed_and_started_again(failing: Workers) -> None:
+    done = failing.run_both("1", "stuck", options=["--max-restarts", "1", "--grace", "2"])
+    assert done.returncode == 0, done
+    assert "killed because they did not end within --grace: process 0" in done.stderr
+    assert_unsaid("was killed: ", done.stderr)  # it is said once
+    assert done.stdout.count("attempt 1 [0, 1]") == 2
 
 
 @pytest.mark.full
 def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
     # One write: both programs have the same pipe.
     source = "import os, time; os.write(1, b'up\\n'); time.sleep(100)"
-    with start(tmp_path, "--max-restarts", "3", "--", source=source) as started:
+    with Workers(tmp_path, source) as workers:
+        started = workers.start_both(options=["--max-restarts", "3"])
         read_lines(started, 2)
         started.send_signal(signal.SIGTERM)
         _, err = started.communicate(timeout=TIMEOUT)
-    assert "stopped by a signal to the agent of process" in err
-    assert_unsaid("starting again", err)
-    wait_until(lambda: not marked(str(tmp_path)), "an end of all processes")
+        assert "stopped by a signal to the agent of process" in err
+        assert_unsaid("starting again", err)
+        wait_until(lambda: not marked(workers.mark), "an end of all processes")
 
 
 @pytest.mark.full
