@@ -86,7 +86,8 @@ def read_lines(process: subprocess.Popen[Any], count: int, end: str = "up") -> l
     for _ in range(count):
         line = process.stdout.readline()
         text = line if isinstance(line, str) else line.decode()
-        assert text.endswith(f"{end}\n"), (text, process.stderr and process.stderr.read())
+        said = process.stderr.read() if process.stderr is not None and not text else None
+        assert text.endswith(f"{end}\n"), (text, said)
         lines.append(text.removesuffix("\n"))
     return lines
 
@@ -104,9 +105,11 @@ def run_processes(
     environs: Sequence[Mapping[str, str]],
     args: Sequence[Sequence[str]] | None = None,
     timeout: float = 60,
+    prefix: Sequence[str] = (),
 ) -> list[Ended]:
     """Runs a program once for each of ``environs`` at the same time, and waits for all.
 
+    ``prefix`` is a command that starts Python.
     Fails with what they said when they have not all ended after ``timeout`` seconds; none of them
     outlives the call.
     """
@@ -114,7 +117,7 @@ def run_processes(
     args = args or [()] * len(environs)
     running = [
         subprocess.Popen(
-            [sys.executable, *source, *own],
+            [*prefix, sys.executable, *source, *own],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

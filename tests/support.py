@@ -91,7 +91,7 @@ def wait_until(
 
 
 class Run:
-    """A running ``lockstep`` command. `start_lockstep` makes it and looks after it."""
+    """A running ``lockstep`` command, of which nothing outlives a ``with`` block."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], folder: Path, forked: bool = False
@@ -107,6 +107,13 @@ class Run:
             self.process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=pipe, env=environ
             )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill_all()
+        self.process.communicate()
 
     def finish(self, timeout: float, stdin: bytes = b"", leaves: bool = False) -> Result:
         """Waits for the end; fails with the output when it does not come in ``timeout`` s.
@@ -125,7 +132,7 @@ class Run:
         return _result(out, err, self.process.returncode)
 
     def wait_files(self, pattern: str, count: int) -> None:
-        """Until the processes have made so many files of this name in TMPDIR."""
+        """Returns once the processes have made ``count`` files of this name in TMPDIR."""
         wait_until(lambda: len(list(self.folder.glob(pattern))) >= count, f"{count} {pattern}", 30)
 
     def leftovers(self) -> list[str]:
@@ -169,12 +176,8 @@ def start_lockstep(
     with tempfile.TemporaryDirectory(prefix="test-") as folder:
         file = _as_file(program, Path(folder))
         command = [sys.executable, "-m", "lockstep", "run", *args, str(file), *program_args]
-        run = Run(command, {**os.environ, **(env or {})}, Path(folder), forked)
-        try:
+        with Run(command, {**os.environ, **(env or {})}, Path(folder), forked) as run:
             yield run
-        finally:
-            run.kill_all()
-            run.process.communicate()
 
 
 def run_lockstep(

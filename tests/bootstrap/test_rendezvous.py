@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from lockstep._errors import LaunchError
 from lockstep.bootstrap import cluster_env, rendezvous
 from lockstep.bootstrap.cluster_env import RankInfo
 from lockstep.system import port_reservation
+from processes import run_processes
 
 
 def place(rank: int, size: int, local_size: int | None = None) -> RankInfo:
@@ -36,20 +35,10 @@ except Exception as error:
 
 def together(ranks: list[int], size: int, seconds: float, shell: bool = False) -> list[str]:
     """What processes with these ranks find, started by this one as a launcher would."""
-    processes = []
-    for rank in ranks:
-        command = [sys.executable, "-c", ASK, str(rank), str(size), str(seconds)]
-        if shell:
-            command = ["sh", "-c", '"$@"; true', "sh", *command]
-        processes.append(
-            subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PMI_RANK": str(rank), "PMI_SIZE": str(size)},
-            )
-        )
-    return [process.communicate(timeout=60)[0].strip() for process in processes]
+    environs = [{"PMI_RANK": str(rank), "PMI_SIZE": str(size)} for rank in ranks]
+    args = [[str(rank), str(size), str(seconds)] for rank in ranks]
+    prefix = ["sh", "-c", '"$@"; true', "sh"] if shell else []
+    return [each.stdout.strip() for each in run_processes(ASK, environs, args, prefix=prefix)]
 
 
 @pytest.mark.parametrize("shell", [False, True])

@@ -142,12 +142,9 @@ def stock(name: str, devices: int) -> dict[int, list[Any]]:
         file = Path(folder, "program.py")
         file.write_text(_program(name))
         environ = clean_environ(JAX_NUM_CPU_DEVICES=str(devices))
-        run = Run([sys.executable, str(STOCK_JOB), "2", str(file)], environ, Path(folder))
-        try:
+        command = [sys.executable, str(STOCK_JOB), "2", str(file)]
+        with Run(command, environ, Path(folder)) as run:
             result = run.finish(60)
-        finally:
-            run.kill_all()
-            run.process.communicate()
     assert result.status == 0, result
     return {process: _said(result.by_process.get(process, [])) for process in range(2)}
 

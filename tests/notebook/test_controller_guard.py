@@ -51,9 +51,7 @@ def test_a_kill_ends_the_command(killed: str, tmp_path: Path) -> None:
         for process in (other, tether):
             process.kill()
             process.wait(10)
-        for pid in pids:
-            if not is_gone(pid):
-                os.kill(pid, signal.SIGKILL)
+        process_tree.kill({pid for pid in pids if not is_gone(pid)})
 
 
 def test_status_and_signals_are_passed_on() -> None:
