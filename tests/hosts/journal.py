@@ -19,7 +19,7 @@ from support import wait_until
 
 TIMEOUT = 40.0
 PORT = "29500"
-"""Of JAX's service, in jobs whose agents are started by the test."""
+"""The port of JAX's service in jobs whose agents the test starts."""
 PROGRAM = """
 import os, pathlib, signal, time
 
@@ -105,7 +105,6 @@ class Journal:
         os.kill(pid, signal.SIGKILL)
 
     def let_last_end(self) -> None:
-        """Lets the last attempt end."""
         last = max(each.attempt for each in self.journal)
         (self.folder / f"end_{last}").touch()
 

@@ -266,7 +266,6 @@ class SeveralHosts:
             raise LaunchError("\n".join(filter(None, [head, preflight.table(bad), *lines])))
 
     def end(self) -> None:
-        """Ends all agents."""
         self._watch.end()
         self._fleet.end()
 

@@ -216,7 +216,6 @@ def _modules(text: str) -> tuple[str, ...]:
 
 
 def add_bind(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds ``--bind``."""
     parser.add_argument(
         "--bind",
         choices=("cores", "none"),
@@ -227,7 +226,6 @@ def add_bind(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
 
 
 def add_preload(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds ``--preload``."""
     parser.add_argument(
         "--preload",
         type=checked(_modules),

@@ -115,7 +115,6 @@ class Job:
         return not any(self.ended(process) for process in range(len(self.pids)))
 
     def ended(self, process: int) -> bool:
-        """Whether a process has ended."""
         if self.hosts:  # ipyparallel's monitor beside each process tells the controller
             return process not in self.client.ids
         try:
