@@ -7,13 +7,11 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import lockstep
-from lanes import full
 from processes import read_lines
 from ssh_hosts import NEEDED, SshHosts, ssh_hosts
 from support import assert_unsaid
@@ -73,17 +71,17 @@ def other_jax(planted: Planted) -> None:
     planted.hosts.replace("b", metadata, text)
 
 
-def other_lockstep(planted: Planted) -> None:
+def other_lockstep(hosts: SshHosts, name: str) -> None:
     file = PACKAGE / "__init__.py"
     text = re.sub(r"(?m)^__version__ = .*$", '__version__ = "0.0.9"', file.read_text())
     assert "0.0.9" in text
-    planted.hosts.replace("b", file, text)
+    hosts.replace(name, file, text)
 
 
-def unknown_host_key(planted: Planted) -> None:
-    known = planted.hosts.folder / "known_hosts"
+def forget_host_key(hosts: SshHosts, name: str) -> None:
+    known = hosts.folder / "known_hosts"
     lines = known.read_text().splitlines(keepends=True)
-    known.write_text("".join(line for line in lines if not line.startswith("b ")))
+    known.write_text("".join(line for line in lines if not line.startswith(f"{name} ")))
 
 
 def taken_port(planted: Planted) -> None:
@@ -106,53 +104,17 @@ def bridges(planted: Planted) -> None:
             planted.hosts.run(name, ["ip", *words])
 
 
-def no_directory(planted: Planted) -> None:
-    planted.hosts.hide("b", planted.work.parent)
-
-
-def no_python(planted: Planted) -> None:
-    planted.hosts.hide("b", Path(sys.executable).parent)
-
-
-def silent_firewall(planted: Planted) -> None:
-    """What b answers to a is lost on its way."""
-    planted.hosts.separate("b", "a", "blackhole")
-
-
-# `test_all_problems_are_told_at_once` has others.
-CASES: dict[str, tuple[Callable[[Planted], None], str, str, str, str]] = {
-    "firewall": (
-        silent_firewall,
-        "b",
-        "ssh",
-        "10.9.0.2 port 22: Connection timed out",
-        "firewall lets port 22 pass",
-    ),
-    "host key": (unknown_host_key, "b", "ssh", "does not know the key of b", "confirm it"),
-    "no Lockstep": (
-        lambda p: p.hosts.hide("b", PACKAGE),
-        "b",
-        "Lockstep",
-        "has no Lockstep",
-        "-m pip install WHEEL",
-    ),
-    "another Lockstep": (
-        other_lockstep,
-        "b",
-        "Lockstep",
-        f"0.0.9, but this machine has {lockstep.__version__}",
-        "-m pip install WHEEL",
-    ),
-    "no Python": (no_python, "b", "Python", f"{sys.executable} does not exist there", "--python"),
-    "another directory": (no_directory, "b", "directory", "work does not exist", "--chdir DIR"),
-    "port": (
-        taken_port,
-        "a",
-        "port",
-        "29500 of 10.9.0.1 is not free: the port is taken by process ",
-        "ss -ltnp",
-    ),
-}
+def assert_told(
+    done: subprocess.CompletedProcess[str], expected: dict[tuple[str, str], tuple[str, str]]
+) -> None:
+    """That the table has these problems, by host and check, with what is found and the fix."""
+    assert done.returncode == 1, done
+    told = rows(done.stderr)
+    assert told.keys() == expected.keys(), done.stderr
+    for key, (found, fix) in expected.items():
+        what, _, how = told[key].partition(" FIX ")
+        assert found in what
+        assert fix in how
 
 
 @pytest.mark.full
@@ -184,20 +146,31 @@ def test_an_address_that_both_hosts_have_is_not_that_of_the_other(tmp_path: Path
         assert "the bridge of their containers" in said
 
 
-@pytest.mark.parametrize("name", [full(name) for name in CASES])
-def test_a_problem_is_told_with_host_and_fix(tmp_path: Path, name: str) -> None:
-    plant, host, check, found, fix = CASES[name]
-    with ssh_hosts(tmp_path, "abc") as hosts:
+@pytest.mark.full
+def test_what_keeps_an_agent_from_its_start_and_a_port_that_is_taken(tmp_path: Path) -> None:
+    with ssh_hosts(tmp_path, "abcdefg") as hosts:
         planted = Planted(hosts, make_work(tmp_path))
-        plant(planted)
-        options = ["--coordinator-port", "29500"] if name == "port" else []
-        done = planted.run(*options)
-        assert done.returncode == 1, done
-        assert "nothing was started: 1 problem on 1 of 3 hosts" in done.stderr
-        [(key, text)] = rows(done.stderr).items()
-        assert key == (host, check), done.stderr
-        assert found in text
-        assert fix in text.partition(" FIX ")[2]
+        taken_port(planted)
+        hosts.separate("b", "a", "blackhole")  # what b answers to a is lost on its way
+        forget_host_key(hosts, "c")
+        hosts.hide("d", PACKAGE)
+        other_lockstep(hosts, "e")
+        hosts.hide("f", Path(sys.executable).parent)
+        hosts.hide("g", planted.work.parent)
+        done = planted.run("--coordinator-port", "29500")
+        assert "nothing was started: 7 problems on 7 of 7 hosts" in done.stderr
+        taken = "29500 of 10.9.0.1 is not free: the port is taken by process "
+        other = f"0.0.9, but this machine has {lockstep.__version__}"
+        expected = {
+            ("a", "port"): (taken, "ss -ltnp"),
+            ("b", "ssh"): ("10.9.0.2 port 22: Connection timed out", "firewall lets port 22 pass"),
+            ("c", "ssh"): ("does not know the key of c", "confirm it"),
+            ("d", "Lockstep"): ("has no Lockstep", "-m pip install WHEEL"),
+            ("e", "Lockstep"): (other, "-m pip install WHEEL"),
+            ("f", "Python"): (f"{sys.executable} does not exist there", "--python"),
+            ("g", "directory"): ("work does not exist", "--chdir DIR"),
+        }
+        assert_told(done, expected)
 
 
 def test_a_directory_that_no_host_has_is_not_to_be_copied(tmp_path: Path) -> None:
@@ -236,7 +209,6 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         # c cannot be reached through b any more: by a jump over a it can.
         hosts.config.write_text(hosts.config.read_text().replace("ProxyJump b", "ProxyJump a"))
         done = planted.run()
-        assert done.returncode == 1
         assert "nothing was started: 6 problems on 4 of 5 hosts" in done.stderr, done.stderr
         no_route = "no route between b (10.9.0.2) and c (10.9.0.3): they are on different networks"
         expected = {
@@ -247,9 +219,4 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
             ("d", "ssh"): ("10.9.0.4 port 22: No route to host", "leave d out"),
             ("e", "ssh"): ("e does not accept the ssh key of user root", "ssh-copy-id e"),
         }
-        told = rows(done.stderr)
-        assert told.keys() == expected.keys()
-        for key, (found, fix) in expected.items():
-            what, _, how = told[key].partition(" FIX ")
-            assert found in what
-            assert fix in how
+        assert_told(done, expected)
