@@ -87,36 +87,27 @@ def test_kill_9_of_the_launcher_leaves_nothing(imports: Path) -> None:
         run.finish(30)
 
 
-def test_what_an_import_sets_is_seen_by_all(imports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELD", "by the user")
-    text = imports.with_suffix(".py").read_text()
-    imports.with_suffix(".py").write_text(text + "os.environ['HELD'] = 'by the module'\n")
-    result = run_lockstep(
-        ["--preload", "counted"], START + "print(os.environ['HELD'], me)", forked=True
-    )
-    assert [result.by_process[i] for i in (0, 1)] == [["by the module 0"], ["by the module 1"]]
-
-
-@pytest.mark.parametrize(
-    ("module", "program", "said"),
-    [
-        ("import os; os.environ.pop('HELD')", "print('HELD' in os.environ)", "False"),
-        full("import sys; sys.path.append('/added')", "print(sys.path[-1])", "/added"),
-        full(
-            "import sys; sys.excepthook = lambda *error: print('hooked')",
-            "sys.excepthook(None, None, None)",
-            "hooked",
-        ),
-        full("import os; os.environ['LOCKSTEP_ATTEMPT'] = '9'", "print(attempt)", "0"),
-    ],
-)
-def test_what_else_an_import_does_is_seen(
-    imports: Path, monkeypatch: pytest.MonkeyPatch, module: str, program: str, said: str
+def test_what_an_import_changes_is_seen_by_all(
+    imports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HELD", "by the user")
+    for name in ("HELD", "DROPPED"):
+        monkeypatch.setenv(name, "by the user")
+    module = """if True:
+        import os, sys
+        os.environ["HELD"] = "by the module"
+        del os.environ["DROPPED"]
+        os.environ["LOCKSTEP_ATTEMPT"] = "9"  # but for what is a process's own
+        sys.path.append("/added")
+        sys.excepthook = lambda *error: print("hooked")
+    """
     imports.with_suffix(".py").write_text(module)
-    result = run_lockstep(["--preload", "counted"], START + program)
-    assert [result.by_process[i] for i in (0, 1)] == [[said]] * 2
+    program = START + (
+        "print(os.environ['HELD'], 'DROPPED' in os.environ, attempt, sys.path[-1])\n"
+        "sys.excepthook(None, None, None)\n"
+    )
+    result = run_lockstep(["--preload", "counted"], program)
+    said = ["by the module False 0 /added", "hooked"]
+    assert result.by_process == {0: said, 1: said}
 
 
 @pytest.mark.full
