@@ -226,18 +226,23 @@ def test_the_exit_status_is_that_of_the_process_that_failed_first(
 
 
 @pytest.mark.full
-def test_much_output_of_all_hosts_arrives_whole(hosts: SshHosts, tmp_path: Path) -> None:
+def test_much_output_arrives_whole_and_what_is_left_running_is_ended(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
     source = """
-    import os
+    import os, subprocess
     line = os.environ["LOCKSTEP_PROCESS_ID"] * 999
     for _ in range(4000):
         print(line)
+    subprocess.Popen(["sleep", "300"], start_new_session=True)
     """
     found = run(hosts, tmp_path, source, "--hosts", "a,b,c")
     assert found.returncode == 0
     lines = found.stdout.splitlines()
     expected = {f"[{i}@{h}] {str(i) * 999}": 4000 for i, h in enumerate("abc")}
     assert {line: lines.count(line) for line in set(lines)} == expected
+    assert "killed 3 processes that the program left running" in found.stderr
+    hosts.assert_nothing_left()
 
 
 def test_process_0_reads_the_launchers_input(hosts: SshHosts, tmp_path: Path) -> None:
@@ -251,18 +256,6 @@ def test_process_0_reads_the_launchers_input(hosts: SshHosts, tmp_path: Path) ->
         f"[0@b] {len(data)} {zlib.crc32(data)}",
         "[1@c] 0 0",
     ]
-
-
-@pytest.mark.full
-def test_what_a_program_leaves_running_is_ended(hosts: SshHosts, tmp_path: Path) -> None:
-    source = """
-    import subprocess
-    subprocess.Popen(["sleep", "300"], start_new_session=True)
-    """
-    found = run(hosts, tmp_path, source, "--hosts", "b,c")
-    assert found.returncode == 0
-    assert "killed 2 processes that the program left running" in found.stderr
-    hosts.assert_nothing_left()
 
 
 def test_hosts_that_cannot_be_reached_are_all_named(hosts: SshHosts, tmp_path: Path) -> None:
