@@ -132,7 +132,7 @@ def test_status_in_a_subshell_runs_beside_a_cell(kernel: Notebook) -> None:
 
 
 @pytest.mark.full
-def test_the_death_of_a_process_names_it(kernel: Notebook) -> None:
+def test_a_process_that_dies_or_waits_for_others_in_vain_is_named(kernel: Notebook) -> None:
     kernel.run(START)
     kernel.run(SETUP)
     text = kernel.run("%%lockstep\nif rank == 1:\n    os.kill(os.getpid(), 9)\nmeet()")
@@ -144,12 +144,6 @@ def test_the_death_of_a_process_names_it(kernel: Notebook) -> None:
     assert "ended" in status
     assert "2 processes" in kernel.run("%lockstep restart")
     assert kernel.run(f"{SETUP}\nint(meet())") == "6"
-
-
-@pytest.mark.full
-def test_one_process_that_waits_for_others_gets_an_error(kernel: Notebook) -> None:
-    kernel.run(START)
-    kernel.run(SETUP)
     text = kernel.run("%%lockstep --on 0\nmeet()")
     assert "process 1 does not run this cell (--on), and process 0 waits for it" in text
 
