@@ -8,13 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from processes import captured
 from support import MY_PROCESS, run_lockstep, start_lockstep
-
-
-def test_no_prefix() -> None:
-    result = run_lockstep(["--no-prefix"], MY_PROCESS + "print('line', i)", forked=True)
-    assert sorted(result.stdout.splitlines()) == ["line 0", "line 1"]
 
 
 def test_prefixes_are_coloured_on_a_terminal_only(tmp_path: Path) -> None:
@@ -48,7 +45,13 @@ def test_an_unfinished_line_is_shown_at_once_and_ended_at_the_end() -> None:
     assert run_lockstep([], "print('x', end='')", n=1).stdout == "[0] x\n"
 
 
-def test_a_line_that_is_printed_in_parts_stays_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [([], "[1] whole\n[0] loss 0.5\n"), (["--no-prefix"], "whole\nloss 0.5\n")],
+)
+def test_a_line_that_is_printed_in_parts_stays_whole(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
     """As with PYTHONUNBUFFERED=1, where a value may come long after its name."""
     (tmp_path / "program.py").write_text(
         """if True:
@@ -65,9 +68,9 @@ def test_a_line_that_is_printed_in_parts_stays_whole(tmp_path: Path) -> None:
             pathlib.Path("other").touch()
         """
     )
-    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", "program.py"]
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", *options, "program.py"]
     done = captured(command, cwd=tmp_path)
-    assert done.stdout == "[1] whole\n[0] loss 0.5\n", done
+    assert done.stdout == said, done
 
 
 def test_a_huge_line_and_bytes_that_are_no_text_arrive() -> None:

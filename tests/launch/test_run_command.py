@@ -31,13 +31,11 @@ def lockstep(*words: str, cwd: Path | None = None) -> subprocess.CompletedProces
 
 
 def test_every_process_runs_the_program_with_its_arguments() -> None:
-    result = run_lockstep(
-        [],
-        MY_PROCESS + "print(i, sys.argv[1:])",
-        n=3,
-        program_args=["-n", "9", "--lr=0.1", "--"],
-        forked=True,
+    program = MY_PROCESS + (
+        "time.sleep(0.5 * i)\nprint(i, sys.argv[1:])\nif i: sys.exit([None, 0][i - 1])"
     )
+    args = ["-n", "9", "--lr=0.1", "--"]
+    result = run_lockstep([], program, n=3, program_args=args, forked=True)
     assert result.by_process == {i: [f"{i} ['-n', '9', '--lr=0.1', '--']"] for i in range(3)}
     assert result.said_by_launcher == ""
 
@@ -150,12 +148,6 @@ parser.parse_args()
     assert "argument --lr: invalid float value: 'x'" in result.said_by_launcher.splitlines()[-1]
     assert result.said_by_launcher.count("Traceback (most recent call last)") == 1, result
     assert_unsaid("behind whose name it stands", result.said_by_launcher)
-
-
-def test_a_process_may_end_before_the_others_and_by_sys_exit_0_or_none() -> None:
-    program = MY_PROCESS + "time.sleep(0.5 * i); print('done')\nif i: sys.exit([None, 0][i - 1])"
-    result = run_lockstep([], program, n=3, forked=True)
-    assert result.by_process == {0: ["done"], 1: ["done"], 2: ["done"]}
 
 
 def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:

@@ -109,13 +109,6 @@ def test_mpich_starts_a_program_that_joins_a_second_job(tmp_path: Path) -> None:
     assert sums(done.stdout) == 2 * ["sum 0 1 [10, 11]"] + 2 * ["sum 1 1 [10, 11]"]
 
 
-def test_a_failure_ends_the_process_with_its_status(tmp_path: Path) -> None:
-    (tmp_path / "fail.py").write_text("raise SystemExit(5)")
-    assert (
-        run(mpiexec(), "-n", "1", *WORKER, str(tmp_path / "fail.py"), status=None).returncode == 5
-    )
-
-
 @pytest.mark.full
 def test_a_process_that_fails_before_it_computes_is_not_waited_for(tmp_path: Path) -> None:
     fails = """
