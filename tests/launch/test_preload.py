@@ -23,7 +23,6 @@ START = """
 import os, pathlib, signal, sys, time
 import counted
 me, attempt = int(os.environ["LOCKSTEP_PROCESS_ID"]), int(os.environ["LOCKSTEP_ATTEMPT"])
-here = pathlib.Path(os.environ["TMPDIR"])
 """
 
 
@@ -80,7 +79,7 @@ def test_standard_input_cores_and_descriptors(imports: Path) -> None:
 
 
 def test_kill_9_of_the_launcher_leaves_nothing(imports: Path) -> None:
-    program = START + "(here / f'ready_{me}').touch(); time.sleep(100)"
+    program = START + "pathlib.Path(os.environ['TMPDIR'], f'ready_{me}').touch(); time.sleep(100)"
     with start_lockstep(["-n", "2", "--preload", "counted"], program, forked=True) as run:
         run.wait_files("ready_*", 2)
         run.process.kill()
