@@ -13,6 +13,12 @@
 #include "base/log.h"
 
 namespace lockstep {
+namespace {
+
+// How long the reason may take after a connection has ended without a word.
+constexpr std::chrono::milliseconds kReasonGrace{500};
+
+}  // namespace
 
 void DeferredAbort::request(const std::string& text, Arena& arena) {
   if (!waits()) return arena.abort(text);
@@ -92,6 +98,23 @@ bool FailureDetector::is_lost(int process) const {
   const auto* known = shared(process);
   return at(lost_, process).load(std::memory_order_acquire) ||
          (known != nullptr && known->lost.load(std::memory_order_acquire) != 0);
+}
+
+void FailureDetector::connection_ended(int process, const std::string& why) {
+  std::lock_guard lock(ended_mutex_);
+  ended_.push_back({process, why, Clock::now()});
+}
+
+std::vector<FailureDetector::EndedConnection> FailureDetector::take_ended() {
+  std::lock_guard lock(ended_mutex_);
+  std::vector<EndedConnection> due;
+  const auto latest = Clock::now() - kReasonGrace;
+  std::erase_if(ended_, [&](EndedConnection& one) {
+    if (one.since > latest) return false;
+    due.push_back(std::move(one));
+    return true;
+  });
+  return due;
 }
 
 void FailureDetector::lose(int process, const std::string& why) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -66,6 +67,17 @@ class FailureDetector {
   void check_siblings(int epoll);
 
   void set_left(int process);
+  // A connection of that process has ended that is for stripes, or was made when it was first
+  // needed, and nothing has said that its program has. That may come a moment later by another
+  // connection, of this process or of its host. Any thread may call this.
+  void connection_ended(int process, const std::string& why);
+  struct EndedConnection {
+    int process;
+    std::string why;
+    Clock::time_point since;
+  };
+  // Takes the connections that have ended so long ago that nothing more will be said.
+  std::vector<EndedConnection> take_ended();
   // The connection of that process has ended. It is lost unless it had left.
   void lose(int process, const std::string& why);
   // What that process has sent was changed on its way. Fails the job at once: that is certain, and
@@ -97,6 +109,8 @@ class FailureDetector {
   std::vector<std::atomic<std::uint32_t>> left_;
   std::vector<std::atomic<bool>> lost_;
   std::vector<Sibling> siblings_;  // that have not ended
+  std::mutex ended_mutex_;
+  std::vector<EndedConnection> ended_;  // guarded by it
   DeferredAbort deferred_abort_;
 };
 

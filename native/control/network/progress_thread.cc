@@ -21,8 +21,6 @@ constexpr std::chrono::milliseconds kStandBack{1};
 // How long it stands back at most while a rank reads: one that has slept over it resumes the
 // thread.
 constexpr std::chrono::milliseconds kMaxStandBack{5};
-// How long the reason may take, after such a connection has ended without a word.
-constexpr std::chrono::milliseconds kReasonGrace{500};
 
 // The parser of frames knows neither aborts nor control messages.
 static_assert(Frame::kMaxAbortText == kAbortText);
@@ -236,8 +234,7 @@ void ProgressThread::adopt_left() {
 }
 
 void ProgressThread::ended(int process, const std::string& why) {
-  std::lock_guard lock(ended_mutex_);
-  ended_.push_back({process, why, Clock::now()});
+  failures_.connection_ended(process, why);
 }
 
 // First of all, because the connection ends too: its other end is to learn of this, not of that.
@@ -246,17 +243,7 @@ void ProgressThread::changed(int process, const std::string& why) {
 }
 
 void ProgressThread::lose_ended() {
-  std::vector<EndedConnection> due;
-  {
-    std::lock_guard lock(ended_mutex_);
-    const auto latest = Clock::now() - kReasonGrace;
-    std::erase_if(ended_, [&](EndedConnection& one) {
-      if (one.since > latest) return false;
-      due.push_back(std::move(one));
-      return true;
-    });
-  }
-  for (const EndedConnection& one : due)
+  for (const auto& one : failures_.take_ended())
     if (roster_.is_deferred(one.process) && failures_.has_left_for_others(one.process))
       set_left(one.process, 0);  // before it could send anything
     else

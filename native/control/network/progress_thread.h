@@ -199,17 +199,6 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   std::vector<std::atomic<std::uint32_t>> left_;  // of each process, a bit for each connection
   bool has_relayed_ = false;
   RefusalLog refusals_;
-
-  // A connection that has ended without the word that the program has, and is for stripes or was
-  // made when it was first needed. The reason may come a moment later by another connection, of
-  // this process or of its host.
-  struct EndedConnection {
-    int process;
-    std::string why;
-    Clock::time_point since;
-  };
-  std::mutex ended_mutex_;
-  std::vector<EndedConnection> ended_;  // guarded by it
   StripeReaders stripe_readers_;
 
   std::thread thread_;
