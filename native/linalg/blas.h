@@ -22,6 +22,14 @@ using Potrf = void (*)(const char*, const int*, void*, const int*, int*);
 using Getrf = void (*)(const int*, const int*, void*, const int*, int*, int*);
 using Bdsqr = void (*)(const char*, const int*, const int*, const int*, const int*, void*, void*,
                        void*, const int*, void*, const int*, void*, const int*, void*, int*);
+// The type of gbbrd by what follows its array of work: the complex routines take a real array too.
+#define LOCKSTEP_GBBRD(...)                                                                   \
+  void (*)(const char*, const int*, const int*, const int*, const int*, const int*, void*,    \
+           const int*, void*, void*, void*, const int*, void*, const int*, void*, const int*, \
+           void*, __VA_ARGS__)
+using RealGbbrd = LOCKSTEP_GBBRD(int*);
+using ComplexGbbrd = LOCKSTEP_GBBRD(void*, int*);
+#undef LOCKSTEP_GBBRD
 
 // The routines for one type; null until `lockstep_use_lapack`.
 struct Routines {
@@ -31,6 +39,7 @@ struct Routines {
   Potrf potrf;
   Getrf getrf;
   Bdsqr bdsqr;  // for the real type of a complex one
+  void* gbbrd;  // a RealGbbrd or a ComplexGbbrd
 };
 
 // The routines of float, double and their complex types.

@@ -128,7 +128,7 @@ ffi::Error* multiply(const ffi::Frame& frame, int alpha, int beta) {
 }  // namespace
 }  // namespace lockstep
 
-// gemm, herk, trsm, potrf, getrf and bdsqr, each for float, double and their complex types.
+// gemm, herk, trsm, potrf, getrf, bdsqr and gbbrd, each for float, double and their complex types.
 extern "C" void lockstep_use_lapack(void* const* functions) {
   using namespace lockstep;
   blas::Turn::count();
@@ -138,7 +138,8 @@ extern "C" void lockstep_use_lapack(void* const* functions) {
                       reinterpret_cast<blas::Trsm>(functions[8 + i]),
                       reinterpret_cast<blas::Potrf>(functions[12 + i]),
                       reinterpret_cast<blas::Getrf>(functions[16 + i]),
-                      reinterpret_cast<blas::Bdsqr>(functions[20 + i])};
+                      reinterpret_cast<blas::Bdsqr>(functions[20 + i]),
+                      functions[24 + i]};
 }
 
 // a, b of rank 3, s32 (the words of Product) -> c, of which blocks not named hold anything.

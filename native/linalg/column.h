@@ -131,15 +131,23 @@ Scalars<T> larfg(const Place& at, std::int64_t first, T* u) {
   return {beta / inverse, (beta - scaled) / beta};
 }
 
-// The place that s32 (tile, step, column ...) tells in a panel of vectors (P, R) with `width` of
-// them; false if it cannot be.
+// Sets `place` to the first column of superstep `step` of s32 (tile, step ...), which may be one
+// after the last, for panels of `width` vectors (P, R); false if they have no such superstep.
+inline bool read_step(const ffi::Buffer& vectors, const std::int32_t* where, std::int64_t width,
+                      Place& place) {
+  if (vectors.rank != 3 || !ffi::is_number(vectors.type)) return false;
+  place = {vectors.dims[1], vectors.dims[2], where[0], where[1], 0};
+  return place.tile >= 1 && place.rows % place.tile == 0 && place.step >= 0 &&
+         place.top() <= place.rows && place.width() == width;
+}
+
+// Sets `place` to the column of s32 (tile, step, column ...), of a superstep that there is; false
+// if it has none.
 inline bool read(const ffi::Buffer& vectors, const std::int32_t* where, std::int64_t width,
                  Place& place) {
-  if (vectors.rank != 3 || !ffi::is_number(vectors.type)) return false;
-  place = {vectors.dims[1], vectors.dims[2], where[0], where[1], where[2]};
-  return place.tile >= 1 && place.rows % place.tile == 0 && place.step >= 0 &&
-         (place.step + 1) * place.tile <= place.rows && place.width() == width &&
-         place.column >= 0 && place.column < width;
+  if (!read_step(vectors, where, width, place) || place.top() == place.rows) return false;
+  place.column = where[2];
+  return place.column >= 0 && place.column < width;
 }
 
 }  // namespace lockstep::column

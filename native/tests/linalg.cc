@@ -21,6 +21,8 @@ extern "C" lockstep::ffi::Error* lockstep_two_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_bidiagonal_left(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_bidiagonal_right(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_bidiagonal_values(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_block_reflector(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_band_to_bidiagonal(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_roots(lockstep::ffi::Frame*);
@@ -122,7 +124,7 @@ std::vector<Case> cases() {
   const Array place = Array::of({3}, std::vector<std::int32_t>{7, 1, 9});
   const Array last = Array::of({3}, std::vector<std::int32_t>{7, 2, 13});
   const Array columns = Array::rough({w + 1, 2, r}), twice = Array::rough({2 * w, 2, r});
-  const Array both = Array::rough({2, 2, r});
+  const Array both = Array::rough({2, 2, r}), square = Array::rough({w, w});
   std::vector<std::int32_t> order(m);
   std::vector<double> poles(m), small(m, 0.0), ones(m, 0.1), offsets(m, 0.3);
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -160,6 +162,15 @@ std::vector<Case> cases() {
        {slots, slots, Array::rough({2})}},
       {lockstep_reflector, {panel, panel, panel, last}, {slots, Array::rough({3})}},
       {lockstep_bidiagonal_values, {Array::rough({9}), Array::rough({9})}, {Array::rough({9})}},
+      {lockstep_block_reflector,
+       {panel, Array::of({2}, std::vector<std::int32_t>{7, 1})},
+       {panel, square, square}},
+      {lockstep_block_reflector,  // one after the last superstep
+       {panel, Array::of({2}, std::vector<std::int32_t>{7, 3})},
+       {panel, square, square}},
+      {lockstep_band_to_bidiagonal,
+       {Array::rough({3, 2, 5, 5})},
+       {Array::rough({15}), Array::rough({15})}},
       {lockstep_reflector, {panel, panel, panel, place}, {slots, Array::rough({3})}},
       {lockstep_correct, {slots, slots, panel, panel, Array::rough({}), place}, {slots}},
       {lockstep_secular_roots, {pole, second, z, rho, order_of, first}, {Array::rough({1, 30})}},
@@ -316,13 +327,14 @@ TEST(arguments_that_do_not_fit_are_errors) {
 TEST(columns_outside_of_their_panels_are_errors) {
   use_plain_lapack();
   for (const Case& what : cases()) {
-    const bool left = what.kernel == lockstep_bidiagonal_left;
-    if (!left && what.kernel != lockstep_bidiagonal_right && what.kernel != lockstep_reflector &&
-        what.kernel != lockstep_correct)
-      continue;
-    for (std::size_t i = 0; i < (left ? 4 : 3); ++i) {
-      for (const std::int32_t wrong : {-1, 5, 1 << 20}) {  // tiles of 5 do not fill 21 rows
-        if (i > 0 && wrong == 5) continue;
+    const std::array all{lockstep_bidiagonal_left, lockstep_bidiagonal_right, lockstep_reflector,
+                         lockstep_correct, lockstep_block_reflector};
+    if (std::ranges::find(all, what.kernel) == all.end()) continue;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(what.arguments.back().dims[0]); ++i) {
+      // Tiles of 5 do not fill 21 rows, and step 4 is two after the last.
+      for (const std::int32_t wrong : {-1, 4, 5, 1 << 20}) {
+        const bool is_step = what.kernel == lockstep_block_reflector && i == 1;
+        if (wrong == 4 ? !is_step : wrong == 5 && i > 0) continue;
         std::vector<Array> arguments = what.arguments, results = what.results;
         reinterpret_cast<std::int32_t*>(arguments.back().bytes.data())[i] = wrong;
         CHECK_CONTAINS(call(what, arguments, results), "place do not fit");

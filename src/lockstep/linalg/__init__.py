@@ -23,7 +23,8 @@ Layers; each imports only those above it:
 And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
-    _bidiagonalize, _bidiagonal_svd      any square matrix to bidiagonal; its singular values
+    _bidiagonalize, _bidiagonal_svd      any square matrix to bidiagonal; its decomposition
+    _band                                any square matrix to a band; its singular values
     _qdwh, _stacked_qr                   the unitary polar factor without kernels
     _singular_plan, _singular            polar and singular values
     _qr, _least_squares, _svd, _polar, _rank, _condition    the public functions

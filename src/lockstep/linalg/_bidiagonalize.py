@@ -27,9 +27,6 @@ from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tridiagonalize import with_row
 
-WIDTH = 16
-"""Columns of a panel, about: every device corrects the vectors of all columns by those before."""
-
 
 class Panel(NamedTuple):
     """The vectors of one superstep, (2 width, P, R): ``m`` becomes ``m - left^T right^*``.
@@ -56,15 +53,11 @@ class Reduced(NamedTuple):
     """The one of column k begins at row k."""
 
 
-def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
-    """Returns the singular values of the square matrix of slots ``a`` (R, P, R), descending.
+def diagonals(a: jax.Array, tile: int, axes: Axes) -> tuple[jax.Array, jax.Array]:
+    """`Reduced.diagonal` and `Reduced.right` alone, of slots ``a`` (R, P, R).
 
-    They are the same on all devices. Padding, rows and columns of zeros, adds values of zero.
+    Rows and columns of zeros add values of zero. R is a multiple of ``tile``.
     """
-    devices = a.shape[1]
-    tile = min(max(1, WIDTH // devices), len(a))
-    spare = -len(a) % tile
-    a = jnp.pad(a, ((0, spare), (0, 0), (0, spare)))
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
         panel, scalars = _panel(a, s, tile, axes)
@@ -72,9 +65,7 @@ def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
 
     _, found = lax.scan(step, a, jnp.arange(len(a) // tile))
     diagonal, right = found.swapaxes(0, 1).reshape(2, -1)
-    found = _cpu_kernels.bidiagonal_values(diagonal, right)
-    # Hosts with other processors may round in another way.
-    return lax.psum(jnp.where(lax.axis_index(axes) == 0, found, 0), axes)
+    return diagonal, right
 
 
 def reduce(a: jax.Array, layout: RowMap, axes: Axes) -> Reduced:
@@ -142,11 +133,18 @@ def _gathered(a: jax.Array, top: jax.Array, tile: int, axes: Axes) -> tuple[jax.
 
 def _update(a: jax.Array, panel: Panel, top: jax.Array, axes: Axes) -> jax.Array:
     """``a``, the adjoint of ``m``, after the reflections, from the local row and column ``top``."""
+    return subtract(a, panel.right[:, lax.axis_index(axes)].T, panel.left.conj(), top)
+
+
+def subtract(a: jax.Array, left: jax.Array, right: jax.Array, top: jax.Array) -> jax.Array:
+    """``a - left right``, in place, from the local row and column ``top`` on.
+
+    ``left`` is (R, k), ``right`` (k, P, R).
+    """
     rows, devices, _ = a.shape
-    own = panel.right[:, lax.axis_index(axes)].T
     return _cpu_kernels.subtract_products(
         Blocks(a, (top, 0, top), step_l=(0, 1, 0)),
-        Blocks(own[:, None], (top, 0, 0)),
-        Blocks(panel.left.conj(), (0, 0, top), step_l=(0, 1, 0)),
-        Sizes(rows - top, rows - top, own.shape[1], count_l=devices),
+        Blocks(left[:, None], (top, 0, 0)),
+        Blocks(right, (0, 0, top), step_l=(0, 1, 0)),
+        Sizes(rows - top, rows - top, left.shape[1], count_l=devices),
     )

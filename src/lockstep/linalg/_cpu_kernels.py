@@ -31,6 +31,8 @@ _NAMES = (
     "bidiagonal_left",
     "bidiagonal_right",
     "bidiagonal_values",
+    "block_reflector",
+    "band_to_bidiagonal",
     "secular_roots",
     "secular_weights",
     "products",
@@ -65,6 +67,17 @@ _OF_SCIPY = (
         "sbdsqr dbdsqr sbdsqr dbdsqr",
         rb"void \(char \*(, int \*){4}(, \w+ \*){3}(, int \*, \w+ \*){3}, int \*\)",
     ),
+    (
+        "cython_lapack",
+        "sgbbrd dgbbrd",
+        rb"void \(char \*(, int \*){5}, \w+ \*, int \*(, \w+ \*){3}(, int \*, \w+ \*){3}, int \*\)",
+    ),
+    (
+        "cython_lapack",
+        "cgbbrd zgbbrd",
+        rb"void \(char \*(, int \*){5}, \w+ \*, int \*(, \w+ \*){3}(, int \*, \w+ \*){3}"
+        rb", \w+ \*, int \*\)",
+    ),
 )
 """Module, routines for f32, f64, c64 and c128, and their signature."""
 
@@ -77,7 +90,7 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(bindings.kernels_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-        library.lockstep_use_lapack((ctypes.c_void_p * 24)(*_lapack_of_scipy()))
+        library.lockstep_use_lapack((ctypes.c_void_p * 28)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
@@ -232,6 +245,31 @@ def bidiagonal_values(diagonal: jax.Array, right: jax.Array) -> jax.Array:
     of it, ``right`` (n,), whose last element is not read. By LAPACK's bdsqr, once for the devices
     of a process."""
     return _call("bidiagonal_values", _like(diagonal, len(diagonal)), diagonal, right)
+
+
+def block_reflector(x: jax.Array, s: jax.Array, tile: int) -> tuple[jax.Array, ...]:
+    """The QR factorization ``(I - v^T t v^*) r`` of the columns ``x`` (width, P, R).
+
+    Row i of the triangle ``r`` belongs to the i-th slot of superstep ``s``. Slots of earlier
+    supersteps count as zero. ``s`` may be one after the last: then nothing is left, and all is
+    zero. Returns v (width, P, R), t and r (width, width), both upper triangular.
+    """
+    width = len(x)
+    out = _like(x, *x.shape), _like(x, width, width), _like(x, width, width)
+    return tuple(_call("block_reflector", out, x, _integers(tile, s)))
+
+
+def band_to_bidiagonal(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The real diagonal and what is right of it, (n,) each, of a bidiagonal matrix with the
+    singular values of an upper band. The last number is zero. By LAPACK's gbbrd, once for the
+    devices of a process; NaN where a number of the band is not finite.
+
+    Args:
+      blocks: (steps, 2, width, width): the triangle on the diagonal, and the adjoint of the one
+        right of it; what is below the diagonals of these is not read, nor the last adjoint.
+    """
+    out = _like(blocks.real, len(blocks) * blocks.shape[2])
+    return tuple(_call("band_to_bidiagonal", (out, out), blocks))
 
 
 def reflector(

@@ -2,10 +2,11 @@
 
 A tall matrix is factored first (Chan, "An improved algorithm for computing the singular value
 decomposition", 1982), a wide one as its adjoint. The triangle ``r``, or a square matrix itself, is
-reduced to bidiagonal form where there are kernels (`_bidiagonalize`, `_bidiagonal_svd`). Elsewhere
-QDWH and `eigh` decompose it (Nakatsukasa and Higham, "Stable and efficient spectral divide and
-conquer algorithms", SIAM J. Sci. Comput. 35, 2013): ``r = u h`` and ``h = v s v^H``, so that ``r =
-(u v) s v^H``. If it is small, every device decomposes it with LAPACK.
+reduced to bidiagonal form where there are kernels (`_bidiagonalize`, `_bidiagonal_svd`), or to a
+band where only the values are wanted (`_band`). Elsewhere QDWH and `eigh` decompose it (Nakatsukasa
+and Higham, "Stable and efficient spectral divide and conquer algorithms", SIAM J. Sci. Comput. 35,
+2013): ``r = u h`` and ``h = v s v^H``, so that ``r = (u v) s v^H``. If it is small, every device
+decomposes it with LAPACK.
 
 Between the steps, matrices are global arrays of the devices' local rows.
 """
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
     _back_transformation,
+    _band,
     _bidiagonal_svd,
     _bidiagonalize,
     _eigh,
@@ -193,11 +195,11 @@ def _values_by_reflections(a: jax.Array, scale: jax.Array, plan: Plan) -> jax.Ar
     def body(shard: jax.Array, scale: jax.Array) -> jax.Array:
         rows, layout = tall.take(shard), tall.panels.layout
         slots = scale * _redistribute.columns_to_slots(rows, layout)
-        return _bidiagonalize.singular_values(slots, tall.axes)
+        return _band.singular_values(slots, tall.axes)
 
     def of_triangle(rows: jax.Array) -> jax.Array:
         slots = _redistribute.columns_to_slots(rows, tall.panels.triangle)
-        return _bidiagonalize.singular_values(slots, tall.axes)
+        return _band.singular_values(slots, tall.axes)
 
     if m == n:
         found = tall.map(body, (plan.placed.spec, P()), P())(a, scale)

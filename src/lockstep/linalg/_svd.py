@@ -69,6 +69,8 @@ def svdvals(
 ) -> jax.Array:
     """The singular values (k,) of a sharded matrix, descending: `svd` without vectors.
 
+    On CPUs it reduces the matrix to a band first (Grosser and Lang 1999), which `svd` does not.
+
     Args:
       a: (m, n); float32, float64, complex64 or complex128; any sharding over any mesh.
       mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).

@@ -1,0 +1,160 @@
+// Singular values by way of a band (`lockstep/linalg/_band.py`): the reflectors of a block of rows
+// or columns, and the reduction of the band to bidiagonal form.
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "linalg/blas.h"
+#include "linalg/column.h"
+#include "linalg/ffi.h"
+#include "linalg/latest.h"
+#include "linalg/rows.h"
+#include "linalg/types.h"
+
+namespace lockstep {
+namespace {
+
+using column::Place;
+
+// The QR factorization (I - V T V^H) R of the columns x, whose R lies in the slots of the superstep
+// `first`. Each column is reflected by all before it when its turn comes (LAPACK's geqrt).
+template <typename T>
+LOCKSTEP_INLINE void block_reflector(const ffi::Frame& frame, const Place& first) {
+  const std::int64_t width = first.width(), size = first.size();
+  const T* x = frame.arguments[0].as<const T>();
+  T *v = frame.results[0].as<T>(), *t = frame.results[1].as<T>(), *r = frame.results[2].as<T>();
+  std::fill(v, v + width * size, T(0));
+  std::fill(t, t + width * width, T(0));
+  std::fill(r, r + width * width, T(0));
+  if (first.top() == first.rows) return;  // there is no such superstep, and nothing is left
+  for (Place at = first; at.column < width; ++at.column) {
+    const std::int64_t c = at.column;
+    T* u = v + c * size;
+    at.each([&](std::int64_t j) { u[j] = x[c * size + j]; });
+    const std::vector<T> products = column::dots(at, v, c, u);
+    std::vector<T> weights(products.size());  // T^H V^H u
+    for (std::int64_t i = 0; i < c; ++i)
+      for (std::int64_t k = 0; k <= i; ++k)
+        weights[static_cast<std::size_t>(i)] +=
+            rows::times(rows::conjugate(t[k * width + i]), products[static_cast<std::size_t>(k)]);
+    column::leave(at, v, weights, u);
+    for (std::int64_t k = 0; k <= c; ++k) r[k * width + c] = u[at.slot(k - c)];
+    at.clear_done(u);
+    u[at.slot(0)] = r[c * width + c];
+    const auto [beta, tau] = column::larfg(at, at.slot(0), u);
+    r[c * width + c] = beta;
+    t[c * width + c] = tau;
+    const std::vector<T> others = column::dots(at, v, c, u);
+    for (std::int64_t i = 0; i < c; ++i)
+      for (std::int64_t k = i; k < c; ++k)
+        t[i * width + c] -=
+            rows::times(tau, rows::times(t[i * width + k], others[static_cast<std::size_t>(k)]));
+  }
+}
+
+LOCKSTEP_TYPES(block_reflector, Place)
+
+// LAPACK's gbbrd without vectors: the bidiagonal form of an upper band of n rows with `above`
+// diagonals above the main one, by columns.
+template <typename T>
+void gbbrd(std::int64_t n, std::int64_t above, T* band, rows::Real<T>* d, rows::Real<T>* e) {
+  const int size = static_cast<int>(n), ku = static_cast<int>(above), ld = ku + 1;
+  const int none = 0, one = 1;
+  std::vector<T> work(static_cast<std::size_t>(2 * n));
+  T no_vectors = 0;
+  int info = 0;
+  const auto call = [&](auto routine, auto*... rest) {
+    routine("N", &size, &size, &none, &none, &ku, band, &ld, d, e, &no_vectors, &one, &no_vectors,
+            &one, &no_vectors, &one, work.data(), rest..., &info);
+  };
+  void* const routine = blas::of<T>().gbbrd;
+  if constexpr (rows::kComplex<T>) {
+    std::vector<rows::Real<T>> real_work(static_cast<std::size_t>(n));
+    call(reinterpret_cast<blas::ComplexGbbrd>(routine), real_work.data());
+  } else {
+    call(reinterpret_cast<blas::RealGbbrd>(routine));
+  }
+}
+
+// Overwrites the start of `numbers` with reals: the n of the diagonal of the bidiagonal form, then
+// the n right of it, the last of which is zero. `numbers` holds the blocks (steps, 2, width, width)
+// of an upper band: the triangle on the diagonal, and the adjoint of the one right of it. Where a
+// number is not finite gbbrd is not called, since old versions might not end, and all are NaN.
+template <typename T>
+void to_bidiagonal(std::vector<T>& numbers, std::int64_t steps, std::int64_t width) {
+  const std::int64_t n = steps * width, height = width + 1;
+  std::vector<T> band(static_cast<std::size_t>(n * height));  // by columns: (i, j) at width + i - j
+  for (std::int64_t s = 0; s < steps; ++s)
+    for (std::int64_t i = 0; i < width; ++i)
+      for (std::int64_t j = i; j < width; ++j) {
+        const T* at = numbers.data() + (2 * s * width + i) * width + j;
+        T* column = band.data() + (s * width + j) * height;
+        column[width + i - j] = *at;
+        if (s + 1 < steps)
+          band[static_cast<std::size_t>(((s + 1) * width + i) * height + j - i)] =
+              rows::conjugate(at[width * width]);
+      }
+  using R = rows::Real<T>;
+  auto* const diagonal = reinterpret_cast<R*>(numbers.data());
+  if (std::ranges::all_of(band, [](T one) {
+        return std::isfinite(std::real(one)) && std::isfinite(std::imag(one));
+      })) {
+    gbbrd(n, width, band.data(), diagonal, diagonal + n);
+    diagonal[2 * n - 1] = 0;
+  } else {
+    std::fill_n(diagonal, 2 * n, std::numeric_limits<R>::quiet_NaN());
+  }
+}
+
+// The type of the parts of numbers.
+ffi::Type real(ffi::Type type) {
+  if (type == ffi::Type::kC64) return ffi::Type::kF32;
+  return type == ffi::Type::kC128 ? ffi::Type::kF64 : type;
+}
+
+}  // namespace
+}  // namespace lockstep
+
+// x (width, P, R), s32 (tile, step) -> v (width, P, R), t and r (width, width).
+extern "C" lockstep::ffi::Error* lockstep_block_reflector(lockstep::ffi::Frame* frame) {
+  using namespace lockstep;
+  if (ffi::is_question(*frame)) return nullptr;
+  const auto& in = frame->arguments;
+  const auto& out = frame->results;
+  Place at;
+  if (in.size != 2 || out.size != 3 || in[0].rank != 3 || !in[1].is(ffi::Type::kS32, {2}) ||
+      !column::read_step(in[0], in[1].as<const std::int32_t>(), in[0].dims[0], at) ||
+      !out[0].is_like(in[0]) || !out[1].is(in[0].type, {at.width(), at.width()}) ||
+      !out[2].is_like(out[1]))
+    return ffi::error(*frame, "lockstep_block_reflector: shapes, types or place do not fit.");
+  return ffi::run(*frame, [&] { block_reflector_of_type(in[0].type, *frame, at); });
+}
+
+// blocks (steps, 2, width, width) -> diagonal and what is right of it (steps width), real.
+extern "C" lockstep::ffi::Error* lockstep_band_to_bidiagonal(lockstep::ffi::Frame* frame) {
+  using namespace lockstep;
+  if (ffi::is_question(*frame)) return nullptr;
+  if (frame->arguments.size != 1 || frame->results.size != 2)
+    return ffi::error(*frame, "lockstep_band_to_bidiagonal: wanted are 1 argument and 2 results.");
+  const ffi::Buffer &blocks = frame->arguments[0], &d = frame->results[0], &e = frame->results[1];
+  if (blocks.rank != 4 || blocks.dims[0] < 1 || blocks.dims[2] < 1 ||
+      !blocks.is(blocks.type, {blocks.dims[0], 2, blocks.dims[2], blocks.dims[2]}) ||
+      !d.is(real(blocks.type), {blocks.dims[0] * blocks.dims[2]}) || !e.is_like(d))
+    return ffi::error(*frame, "lockstep_band_to_bidiagonal: shapes or types do not fit.");
+  return blas::for_type(blocks.type, *frame, [&]<typename T>(T) {
+    static auto& latest = *new Latest<T>;  // kernels may run while the process exits
+    using R = rows::Real<T>;
+    const std::int64_t steps = blocks.dims[0], width = blocks.dims[2], n = steps * width;
+    std::vector<T> numbers(static_cast<std::size_t>(2 * n * width));
+    std::copy_n(blocks.as<const T>(), numbers.size(), numbers.begin());
+    // `Latest` tells blocks of another shape by the number of integers.
+    std::vector<std::int32_t> shape(static_cast<std::size_t>(width));
+    latest.in_place(numbers, shape, [&] { to_bidiagonal(numbers, steps, width); });
+    const auto* const found = reinterpret_cast<const R*>(numbers.data());
+    std::copy_n(found, n, d.as<R>());
+    std::copy_n(found + n, n, e.as<R>());
+  });
+}

@@ -1,0 +1,116 @@
+"""The reduction to an upper band, and its singular values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from lanes import sample
+from linalg.matrices import each_dtype, full, mesh
+from linalg.test_kernels import SHAPES, assert_near, layout_of, some_of
+from lockstep.linalg import _band, _bidiagonalize, _cpu_kernels
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_there() -> None:
+    assert _cpu_kernels.available("cpu")
+
+
+@each_dtype
+@sample("shape", SHAPES, 3)
+def test_a_block_reflector(shape: tuple[int, int, int], dtype: Any) -> None:
+    layout, order = layout_of(shape)
+    width, place = layout.devices * layout.tile, np.argsort(order.ravel())
+    for s in some_of(layout.steps):
+        given = full((width, layout.devices, layout.rows), dtype, s)
+        x = np.where(order >= s * width, given, np.nan)
+        v, t, r = _cpu_kernels.block_reflector(jnp.asarray(x), jnp.int32(s), layout.tile)
+        v, x = (np.asarray(y).reshape(width, -1)[:, place].T for y in (v, x))
+        q = np.eye(layout.padded) - v @ t @ v.conj().T
+        assert not v[: s * width].any()
+        assert_near(q.conj().T @ q, np.eye(len(q)), dtype)
+        wanted = np.zeros_like(x)
+        wanted[s * width : (s + 1) * width] = r
+        assert_near(q @ wanted, np.nan_to_num(x), dtype)
+        for triangle in (t, r):
+            assert not np.tril(triangle, -1).any()
+
+
+def test_no_column_is_left_after_the_last_superstep() -> None:
+    x = jnp.full((4, 2, 6), jnp.nan)
+    for found in _cpu_kernels.block_reflector(x, jnp.int32(3), 2):
+        assert not np.asarray(found).any()
+
+
+@each_dtype
+@sample(("steps", "width"), [(1, 1), (1, 5), (4, 1), (3, 4), (2, 9)], 3)
+def test_the_bidiagonal_form_of_a_band(steps: int, width: int, dtype: Any) -> None:
+    given = full((steps, 2, width, width), dtype)
+    blocks = np.where(np.tril(np.ones((width, width)), -1), np.nan, given)
+    blocks[-1, 1] = np.nan
+    diagonal, right = _cpu_kernels.band_to_bidiagonal(jnp.asarray(blocks))
+    n = steps * width
+    band, upper = np.zeros((n, n), dtype), np.triu(given)
+    for s in range(steps):
+        here, following = (slice(k * width, (k + 1) * width) for k in (s, s + 1))
+        band[here, here] = upper[s, 0]
+        if s + 1 < steps:
+            band[here, following] = upper[s, 1].conj().T
+    bidiagonal = np.diag(diagonal) + np.diag(right[:-1], 1)
+    assert right[-1] == 0
+    found, wanted = (np.linalg.svd(x, compute_uv=False) for x in (bidiagonal, band))
+    assert_near(found, wanted, dtype)
+
+
+def test_bands_of_other_shapes_with_the_same_numbers() -> None:
+    """The kernel keeps what it has found last: the shape is part of the question."""
+    numbers = np.arange(1.0, 9)
+    for shape, read in (((4, 2, 1, 1), numbers[:7]), ((1, 2, 2, 2), numbers[[0, 1, 3]])):
+        found = _cpu_kernels.band_to_bidiagonal(jnp.asarray(numbers.reshape(shape)))
+        # Both matrices have the same sum of squares.
+        assert_near(sum(np.sum(np.square(x)) for x in found), np.sum(read**2), np.float64)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_band_that_is_not_finite(wrong: float) -> None:
+    blocks = full((3, 2, 4, 4), np.complex128)
+    blocks[1, 1, 0, 2] = wrong
+    for found in _cpu_kernels.band_to_bidiagonal(jnp.asarray(blocks)):
+        assert np.isnan(np.asarray(found)).all()
+
+
+@each_dtype
+@sample("width", [8, 4, 2], 0, 2)
+def test_singular_values_by_either_first_stage(
+    width: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Panels have two columns of each device, or one; or there are more devices than `WIDTH`."""
+    monkeypatch.setattr(_band, "WIDTH", width)
+    devices, rows = 4, 9
+    a = full((devices, rows, devices, rows), dtype)
+    a[2, 5] = a[:, :, 1, 3] = 0
+    calls = []
+    for module, name in ((_band, "reduce"), (_bidiagonalize, "diagonals")):
+        real = getattr(module, name)
+
+        def counted(*args: Any, real: Any = real, name: str = name) -> Any:
+            calls.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(module, name, counted)
+    run = jax.shard_map(
+        lambda a: _band.singular_values(a[0], ("x",)),
+        mesh=mesh((devices,)),
+        in_specs=P("x"),
+        out_specs=P(),
+        check_vma=False,
+    )
+    found = jax.jit(run)(a)
+    assert calls == ["diagonals" if devices > width else "reduce"]
+    wanted = np.linalg.svd(a.reshape(36, 36), compute_uv=False)
+    assert_near(found, np.pad(wanted, (0, len(found) - 36)), dtype)
