@@ -1,7 +1,8 @@
 /* ScaLAPACK's times for benchmarks/linalg.py, which compiles this file and runs it under mpirun.
  *
  * usage: scalapack ROUTINE M N NRHS BLOCK ROWS COLUMNS REPEATS; prints the seconds of each repeat.
- * ROUTINE, M = N: posv, gesv, potri (with its factorization), syevd, syevr, sygvx (with vectors).
+ * ROUTINE, M = N: posv, gesv, potri (with its factorization), syevd, syevr, sygvx (with vectors),
+ * syevd_values (by syevr).
  * ROUTINE, M >= N: qr (with q), gels, gesvd (with vectors), gesvd_values.
  */
 #include <mpi.h>
@@ -60,12 +61,13 @@ static int eigen(const char* routine, double* a, double* w, double* z) {
   double* work = size;
   int *iwork = isize, lwork = ask, liwork = ask;
   double vl = 0, vu = 0;
+  char* vectors = strcmp(routine, "syevd_values") ? "V" : "N";
   for (int pass = 0; pass < 2; pass++) {
     if (!strcmp(routine, "syevd"))
       pdsyevd_("V", "L", &n, a, &one, &one, desc_a, w, z, &one, &one, desc_z, work, &lwork, iwork,
                &liwork, &info);
     else
-      pdsyevr_("V", "A", "L", &n, a, &one, &one, desc_a, &vl, &vu, &one, &n, &found, &nz, w, z,
+      pdsyevr_(vectors, "A", "L", &n, a, &one, &one, desc_a, &vl, &vu, &one, &n, &found, &nz, w, z,
                &one, &one, desc_z, work, &lwork, iwork, &liwork, &info);
     if (pass == 0) {
       lwork = (int)size[0] + 64 * n, liwork = isize[0] + 64;

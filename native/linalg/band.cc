@@ -1,5 +1,5 @@
-// Singular values by way of a band (`lockstep/linalg/_band.py`): the reflectors of a block of rows
-// or columns, and the reduction of the band to bidiagonal form.
+// Singular values and eigenvalues by way of a band (`lockstep/linalg/_band.py`): the reflectors of a
+// block of rows or columns, and what LAPACK makes of the band.
 #include <algorithm>
 #include <cmath>
 #include <complex>
@@ -79,12 +79,28 @@ void gbbrd(std::int64_t n, std::int64_t above, T* band, rows::Real<T>* d, rows::
   }
 }
 
-// Overwrites the start of `numbers` with reals: the n of the diagonal of the bidiagonal form, then
-// the n right of it, the last of which is zero. `numbers` holds the blocks (steps, 2, width, width)
-// of an upper band: the triangle on the diagonal, and the adjoint of the one right of it. Where a
-// number is not finite gbbrd is not called, since old versions might not end, and all are NaN.
+// LAPACK's hbtrd and sterf: the eigenvalues, ascending, of a Hermitian band of n rows with `above`
+// diagonals above the main one, by columns. NaN where sterf does not converge.
 template <typename T>
-void to_bidiagonal(std::vector<T>& numbers, std::int64_t steps, std::int64_t width) {
+void band_eigenvalues(std::int64_t n, std::int64_t above, T* band, rows::Real<T>* values) {
+  const int size = static_cast<int>(n), kd = static_cast<int>(above), ld = kd + 1, one = 1;
+  std::vector<rows::Real<T>> off(static_cast<std::size_t>(n));
+  std::vector<T> work(static_cast<std::size_t>(n));
+  T no_vectors = 0;
+  int info = 0;
+  blas::of<T>().hbtrd("N", "U", &size, &kd, band, &ld, values, off.data(), &no_vectors, &one,
+                      work.data(), &info);
+  blas::of<T>().sterf(&size, values, off.data(), &info);
+  if (info != 0) std::fill_n(values, n, std::numeric_limits<rows::Real<T>>::quiet_NaN());
+}
+
+// Calls `reduce` with the upper band of n = steps width rows whose blocks (steps, 2, width, width)
+// `numbers` holds, and with the start of `numbers`, to which it writes up to 2 n reals. The blocks
+// are the triangle on the diagonal, and the adjoint of the one right of it. Where a number is not
+// finite `reduce` is not called, since old versions of LAPACK might not end, and all are NaN.
+template <typename T, typename Reduce>
+void of_band(std::vector<T>& numbers, std::int64_t steps, std::int64_t width,
+             const Reduce& reduce) {
   const std::int64_t n = steps * width, height = width + 1;
   std::vector<T> band(static_cast<std::size_t>(n * height));  // by columns: (i, j) at width + i - j
   for (std::int64_t s = 0; s < steps; ++s)
@@ -98,21 +114,45 @@ void to_bidiagonal(std::vector<T>& numbers, std::int64_t steps, std::int64_t wid
               rows::conjugate(at[width * width]);
       }
   using R = rows::Real<T>;
-  auto* const diagonal = reinterpret_cast<R*>(numbers.data());
+  auto* const found = reinterpret_cast<R*>(numbers.data());
   if (std::ranges::all_of(band, [](T one) {
         return std::isfinite(std::real(one)) && std::isfinite(std::imag(one));
-      })) {
-    gbbrd(n, width, band.data(), diagonal, diagonal + n);
-    diagonal[2 * n - 1] = 0;
-  } else {
-    std::fill_n(diagonal, 2 * n, std::numeric_limits<R>::quiet_NaN());
-  }
+      }))
+    reduce(n, width, band.data(), found);
+  else
+    std::fill_n(found, 2 * n, std::numeric_limits<R>::quiet_NaN());
 }
 
 // The type of the parts of numbers.
 ffi::Type real(ffi::Type type) {
   if (type == ffi::Type::kC64) return ffi::Type::kF32;
   return type == ffi::Type::kC128 ? ffi::Type::kF64 : type;
+}
+
+// Reduces the band of the argument (steps, 2, width, width) by `reduce`, once for the devices of a
+// process, and gives the results, one or two of steps width reals, what `of_band` finds.
+template <typename Reduce>
+ffi::Error* reduce_band(const ffi::Frame& frame, const char* wrong, const Reduce& reduce) {
+  const ffi::Buffer &blocks = frame.arguments[0], &first = frame.results[0];
+  const auto count = static_cast<std::size_t>(frame.results.size);
+  const ffi::Buffer& last = frame.results[count - 1];
+  if (blocks.rank != 4 || blocks.dims[0] < 1 || blocks.dims[2] < 1 ||
+      !blocks.is(blocks.type, {blocks.dims[0], 2, blocks.dims[2], blocks.dims[2]}) ||
+      !first.is(real(blocks.type), {blocks.dims[0] * blocks.dims[2]}) || !last.is_like(first))
+    return ffi::error(frame, wrong);
+  return blas::for_type(blocks.type, frame, [&]<typename T>(T) {
+    static auto& latest = *new Latest<T>;  // kernels may run while the process exits
+    const std::int64_t steps = blocks.dims[0], width = blocks.dims[2], n = steps * width;
+    std::vector<T> numbers(static_cast<std::size_t>(2 * n * width));
+    std::copy_n(blocks.as<const T>(), numbers.size(), numbers.begin());
+    // `Latest` tells blocks of another shape by the number of integers.
+    std::vector<std::int32_t> shape(static_cast<std::size_t>(width));
+    latest.in_place(numbers, shape, [&] { of_band(numbers, steps, width, reduce); });
+    const auto* const found = reinterpret_cast<const rows::Real<T>*>(numbers.data());
+    for (std::size_t i = 0; i < count; ++i)
+      std::copy_n(found + static_cast<std::int64_t>(i) * n, n,
+                  frame.results[i].as<rows::Real<T>>());
+  });
 }
 
 }  // namespace
@@ -139,22 +179,21 @@ extern "C" lockstep::ffi::Error* lockstep_band_to_bidiagonal(lockstep::ffi::Fram
   if (ffi::is_question(*frame)) return nullptr;
   if (frame->arguments.size != 1 || frame->results.size != 2)
     return ffi::error(*frame, "lockstep_band_to_bidiagonal: wanted are 1 argument and 2 results.");
-  const ffi::Buffer &blocks = frame->arguments[0], &d = frame->results[0], &e = frame->results[1];
-  if (blocks.rank != 4 || blocks.dims[0] < 1 || blocks.dims[2] < 1 ||
-      !blocks.is(blocks.type, {blocks.dims[0], 2, blocks.dims[2], blocks.dims[2]}) ||
-      !d.is(real(blocks.type), {blocks.dims[0] * blocks.dims[2]}) || !e.is_like(d))
-    return ffi::error(*frame, "lockstep_band_to_bidiagonal: shapes or types do not fit.");
-  return blas::for_type(blocks.type, *frame, [&]<typename T>(T) {
-    static auto& latest = *new Latest<T>;  // kernels may run while the process exits
-    using R = rows::Real<T>;
-    const std::int64_t steps = blocks.dims[0], width = blocks.dims[2], n = steps * width;
-    std::vector<T> numbers(static_cast<std::size_t>(2 * n * width));
-    std::copy_n(blocks.as<const T>(), numbers.size(), numbers.begin());
-    // `Latest` tells blocks of another shape by the number of integers.
-    std::vector<std::int32_t> shape(static_cast<std::size_t>(width));
-    latest.in_place(numbers, shape, [&] { to_bidiagonal(numbers, steps, width); });
-    const auto* const found = reinterpret_cast<const R*>(numbers.data());
-    std::copy_n(found, n, d.as<R>());
-    std::copy_n(found + n, n, e.as<R>());
-  });
+  return reduce_band(*frame, "lockstep_band_to_bidiagonal: shapes or types do not fit.",
+                     [](std::int64_t n, std::int64_t above, auto* band, auto* found) {
+                       gbbrd(n, above, band, found, found + n);
+                       found[2 * n - 1] = 0;
+                     });
+}
+
+// blocks (steps, 2, width, width) -> eigenvalues (steps width), real, ascending.
+extern "C" lockstep::ffi::Error* lockstep_band_eigenvalues(lockstep::ffi::Frame* frame) {
+  using namespace lockstep;
+  if (ffi::is_question(*frame)) return nullptr;
+  if (frame->arguments.size != 1 || frame->results.size != 1)
+    return ffi::error(*frame, "lockstep_band_eigenvalues: wanted are 1 argument and 1 result.");
+  return reduce_band(*frame, "lockstep_band_eigenvalues: shapes or types do not fit.",
+                     [](std::int64_t n, std::int64_t above, auto* band, auto* found) {
+                       band_eigenvalues(n, above, band, found);
+                     });
 }

@@ -30,6 +30,10 @@ using Bdsqr = void (*)(const char*, const int*, const int*, const int*, const in
 using RealGbbrd = LOCKSTEP_GBBRD(int*);
 using ComplexGbbrd = LOCKSTEP_GBBRD(void*, int*);
 #undef LOCKSTEP_GBBRD
+// For real numbers it is LAPACK's sbtrd, which takes the same arguments.
+using Hbtrd = void (*)(const char*, const char*, const int*, const int*, void*, const int*, void*,
+                       void*, void*, const int*, void*, int*);
+using Sterf = void (*)(const int*, void*, void*, int*);
 
 // The routines for one type; null until `lockstep_use_lapack`.
 struct Routines {
@@ -40,6 +44,8 @@ struct Routines {
   Getrf getrf;
   Bdsqr bdsqr;  // for the real type of a complex one
   void* gbbrd;  // a RealGbbrd or a ComplexGbbrd
+  Hbtrd hbtrd;
+  Sterf sterf;  // for the real type of a complex one
 };
 
 // The routines of float, double and their complex types.

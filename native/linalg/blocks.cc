@@ -128,7 +128,8 @@ ffi::Error* multiply(const ffi::Frame& frame, int alpha, int beta) {
 }  // namespace
 }  // namespace lockstep
 
-// gemm, herk, trsm, potrf, getrf, bdsqr and gbbrd, each for float, double and their complex types.
+// gemm, herk, trsm, potrf, getrf, bdsqr, gbbrd, hbtrd and sterf, each for float, double and their
+// complex types.
 extern "C" void lockstep_use_lapack(void* const* functions) {
   using namespace lockstep;
   blas::Turn::count();
@@ -139,7 +140,9 @@ extern "C" void lockstep_use_lapack(void* const* functions) {
                       reinterpret_cast<blas::Potrf>(functions[12 + i]),
                       reinterpret_cast<blas::Getrf>(functions[16 + i]),
                       reinterpret_cast<blas::Bdsqr>(functions[20 + i]),
-                      functions[24 + i]};
+                      functions[24 + i],
+                      reinterpret_cast<blas::Hbtrd>(functions[28 + i]),
+                      reinterpret_cast<blas::Sterf>(functions[32 + i])};
 }
 
 // a, b of rank 3, s32 (the words of Product) -> c, of which blocks not named hold anything.

@@ -23,6 +23,7 @@ extern "C" lockstep::ffi::Error* lockstep_bidiagonal_right(lockstep::ffi::Frame*
 extern "C" lockstep::ffi::Error* lockstep_bidiagonal_values(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_block_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_band_to_bidiagonal(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_band_eigenvalues(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_roots(lockstep::ffi::Frame*);
@@ -171,6 +172,7 @@ std::vector<Case> cases() {
       {lockstep_band_to_bidiagonal,
        {Array::rough({3, 2, 5, 5})},
        {Array::rough({15}), Array::rough({15})}},
+      {lockstep_band_eigenvalues, {Array::rough({3, 2, 5, 5})}, {Array::rough({15})}},
       {lockstep_reflector, {panel, panel, panel, place}, {slots, Array::rough({3})}},
       {lockstep_correct, {slots, slots, panel, panel, Array::rough({}), place}, {slots}},
       {lockstep_secular_roots, {pole, second, z, rho, order_of, first}, {Array::rough({1, 30})}},

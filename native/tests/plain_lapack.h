@@ -112,8 +112,26 @@ inline void sums_for_gbbrd(const char*, const int*, const int* n, const int*, co
   *info = 0;
 }
 
+// The same of hbtrd.
+inline void sums_for_hbtrd(const char*, const char*, const int* n, const int* above, double* band,
+                           const int* ld, double* d, double* e, double*, const int*, double* work,
+                           int* info) {
+  for (int j = 0; j < *n; ++j) {
+    double* column = band + static_cast<std::ptrdiff_t>(j) * *ld;
+    d[j] = std::accumulate(column, column + *ld, 0.0);
+    work[j] = column[*above];
+  }
+  for (int j = 0; j + 1 < *n; ++j) e[j] = work[j];
+  *info = 0;
+}
+
+inline void sums_for_sterf(const int* n, double* d, double* e, int* info) {
+  for (int j = 0; j + 1 < *n; ++j) d[j] += e[j];
+  *info = 0;
+}
+
 inline void use_plain_lapack() {
-  void* functions[28] = {};
+  void* functions[36] = {};
   functions[1] = reinterpret_cast<void*>(plain_gemm);
   functions[5] = reinterpret_cast<void*>(plain_syrk);
   functions[9] = reinterpret_cast<void*>(plain_trsm);
@@ -121,6 +139,8 @@ inline void use_plain_lapack() {
   functions[17] = reinterpret_cast<void*>(plain_getrf);
   functions[21] = reinterpret_cast<void*>(sums_for_bdsqr);
   functions[25] = reinterpret_cast<void*>(sums_for_gbbrd);
+  functions[29] = reinterpret_cast<void*>(sums_for_hbtrd);
+  functions[33] = reinterpret_cast<void*>(sums_for_sterf);
   lockstep_use_lapack(functions);
 }
 

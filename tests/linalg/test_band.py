@@ -1,7 +1,8 @@
-"""The reduction to an upper band, and its singular values."""
+"""The reductions to a band, its singular values and its eigenvalues."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import lockstep.linalg as la
 from lanes import sample
-from linalg.matrices import each_dtype, full, mesh
+from linalg.matrices import each_dtype, full, mesh, put
 from linalg.test_kernels import SHAPES, assert_near, layout_of, some_of
 from lockstep.linalg import _band, _bidiagonalize, _cpu_kernels
+from lockstep.linalg._layout import Axes
 
 
 @pytest.fixture(autouse=True)
@@ -47,24 +50,40 @@ def test_no_column_is_left_after_the_last_superstep() -> None:
         assert not np.asarray(found).any()
 
 
-@each_dtype
-@sample(("steps", "width"), [(1, 1), (1, 5), (4, 1), (3, 4), (2, 9)], 3)
-def test_the_bidiagonal_form_of_a_band(steps: int, width: int, dtype: Any) -> None:
+BANDS = sample(("steps", "width"), [(1, 1), (1, 5), (4, 1), (3, 4), (2, 9)], 3)
+
+
+def a_band(steps: int, width: int, dtype: Any) -> tuple[jax.Array, np.ndarray]:
+    """The blocks that kernels read, NaN where they must not, and the band as a square matrix."""
     given = full((steps, 2, width, width), dtype)
     blocks = np.where(np.tril(np.ones((width, width)), -1), np.nan, given)
     blocks[-1, 1] = np.nan
-    diagonal, right = _cpu_kernels.band_to_bidiagonal(jnp.asarray(blocks))
-    n = steps * width
-    band, upper = np.zeros((n, n), dtype), np.triu(given)
+    band, upper = np.zeros((steps * width, steps * width), dtype), np.triu(given)
     for s in range(steps):
         here, following = (slice(k * width, (k + 1) * width) for k in (s, s + 1))
         band[here, here] = upper[s, 0]
         if s + 1 < steps:
             band[here, following] = upper[s, 1].conj().T
+    return jnp.asarray(blocks), band
+
+
+@each_dtype
+@BANDS
+def test_the_bidiagonal_form_of_a_band(steps: int, width: int, dtype: Any) -> None:
+    blocks, band = a_band(steps, width, dtype)
+    diagonal, right = _cpu_kernels.band_to_bidiagonal(blocks)
     bidiagonal = np.diag(diagonal) + np.diag(right[:-1], 1)
     assert right[-1] == 0
     found, wanted = (np.linalg.svd(x, compute_uv=False) for x in (bidiagonal, band))
     assert_near(found, wanted, dtype)
+
+
+@each_dtype
+@BANDS
+def test_the_eigenvalues_of_a_band(steps: int, width: int, dtype: Any) -> None:
+    blocks, band = a_band(steps, width, dtype)
+    wanted = np.linalg.eigvalsh(band, UPLO="U")
+    assert_near(_cpu_kernels.band_eigenvalues(blocks), wanted, dtype)
 
 
 def test_bands_of_other_shapes_with_the_same_numbers() -> None:
@@ -80,8 +99,22 @@ def test_bands_of_other_shapes_with_the_same_numbers() -> None:
 def test_a_band_that_is_not_finite(wrong: float) -> None:
     blocks = full((3, 2, 4, 4), np.complex128)
     blocks[1, 1, 0, 2] = wrong
-    for found in _cpu_kernels.band_to_bidiagonal(jnp.asarray(blocks)):
+    blocks = jnp.asarray(blocks)
+    values = _cpu_kernels.band_eigenvalues(blocks)
+    for found in (*_cpu_kernels.band_to_bidiagonal(blocks), values):
         assert np.isnan(np.asarray(found)).all()
+
+
+def on_devices(function: Callable[[jax.Array, Axes], jax.Array], slots: np.ndarray) -> np.ndarray:
+    """What the function finds of ``slots`` (P, R, P, R), the same on all devices."""
+    run = jax.shard_map(
+        lambda a: function(a[0], ("x",)),
+        mesh=mesh((len(slots),)),
+        in_specs=P("x"),
+        out_specs=P(),
+        check_vma=False,
+    )
+    return np.asarray(jax.jit(run)(slots))
 
 
 @each_dtype
@@ -103,14 +136,36 @@ def test_singular_values_by_either_first_stage(
             return real(*args)
 
         monkeypatch.setattr(module, name, counted)
-    run = jax.shard_map(
-        lambda a: _band.singular_values(a[0], ("x",)),
-        mesh=mesh((devices,)),
-        in_specs=P("x"),
-        out_specs=P(),
-        check_vma=False,
-    )
-    found = jax.jit(run)(a)
+    found = on_devices(_band.singular_values, a)
     assert calls == ["diagonals" if devices > width else "reduce"]
     wanted = np.linalg.svd(a.reshape(36, 36), compute_uv=False)
     assert_near(found, np.pad(wanted, (0, len(found) - 36)), dtype)
+
+
+@each_dtype
+@sample(("devices", "rows", "zeros"), [(4, 16, 0), (4, 17, 5), (2, 40, 0), (1, 3, 3)], 1)
+def test_eigenvalues(devices: int, rows: int, zeros: int, dtype: Any) -> None:
+    """Padding is anywhere, and as many values of zero are left out, whatever their sign is."""
+    size = devices * rows
+    a = full((size, size), dtype)
+    a = a + a.conj().T
+    a[:zeros] = a[:, :zeros] = 0
+    slots = a.reshape(devices, rows, devices, rows)
+    found = on_devices(lambda a, axes: _band.eigenvalues(a, size - zeros, axes), slots)
+    assert_near(found, np.linalg.eigvalsh(a[zeros:, zeros:]), dtype)
+
+
+def test_eigenvalues_of_zero() -> None:
+    found = on_devices(lambda a, axes: _band.eigenvalues(a, 30, axes), np.zeros((4, 9, 4, 9)))
+    assert not found.any()
+
+
+def test_eigenvalues_with_more_devices_than_a_panel_has_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_band, "WIDTH", 3)
+    monkeypatch.delattr(_band, "eigenvalues")
+    a = full((52, 52), np.float64)
+    a = put(a + a.T, mesh((4,)), P("x"))
+    found = la.eigh(a, eigvals_only=True, method="distributed")
+    assert_near(found, np.linalg.eigvalsh(a), np.float64)

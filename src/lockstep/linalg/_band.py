@@ -1,14 +1,15 @@
-"""A square matrix to an upper band by block reflections from both sides.
+"""A square matrix to a band by block reflections, for its singular values or eigenvalues.
 
-The first of two stages to bidiagonal form (Grosser and Lang, "Efficient parallel reduction to
-bidiagonal form", Parallel Computing 25, 1999): products of matrices, and three collectives for a
-panel, which is one superstep of `_layout`. The second one, from the band, is LAPACK's, on every
-process (`_cpu_kernels.band_to_bidiagonal`), and only for singular values: vectors would have to be
-taken back through both.
+The first of two stages: to an upper band (Grosser and Lang, "Efficient parallel reduction to
+bidiagonal form", Parallel Computing 25, 1999), or to a Hermitian one (Bischof, Lang and Sun, "A
+framework for symmetric band reduction", ACM TOMS 26, 2000). It is products of matrices, and two or
+three collectives for a panel, which is one superstep of `_layout`. The second one, from the band,
+is LAPACK's, on every process, and for values only: vectors would have to be taken back through
+both.
 
-The rows of a panel are gathered, and every device finds their reflectors from the same numbers; so
-are the columns below. What is left of the matrix changes once, by both. All supersteps share one
-compiled body. Everything runs inside `jax.shard_map`.
+The rows or columns of a panel are gathered, and every device finds their reflectors from the same
+numbers. What is left of the matrix changes once a panel. All supersteps share one compiled body.
+Everything runs inside `jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -33,16 +34,39 @@ def singular_values(a: jax.Array, axes: Axes) -> jax.Array:
     They are the same on all devices. Padding, rows and columns of zeros, adds values of zero. With
     more devices than `WIDTH` the matrix is reduced to bidiagonal form directly, column by column.
     """
-    devices = a.shape[1]
-    tile = min(max(1, WIDTH // devices), len(a))
-    spare = -len(a) % tile
-    a = jnp.pad(a, ((0, spare), (0, 0), (0, spare)))
-    if devices <= WIDTH:
+    a, tile = _padded(a)
+    if a.shape[1] <= WIDTH:
         diagonal, right = _cpu_kernels.band_to_bidiagonal(reduce(a, tile, axes))
     else:
         diagonal, right = _bidiagonalize.diagonals(a, tile, axes)
-    found = _cpu_kernels.bidiagonal_values(diagonal, right)
-    # Hosts with other processors may round in another way.
+    return _of_first_device(_cpu_kernels.bidiagonal_values(diagonal, right), axes)
+
+
+def eigenvalues(a: jax.Array, n: int, axes: Axes) -> jax.Array:
+    """Returns the eigenvalues (n,), ascending, of the Hermitian matrix of slots ``a`` (R, P, R).
+
+    They are the same on all devices, of which there are at most `WIDTH`. Padding is zero.
+    """
+    a, tile = _padded(a)
+    found = _cpu_kernels.band_eigenvalues(reduce_hermitian(a, tile, axes))
+    found = _of_first_device(found, axes)
+    spare = len(found) - n
+    if spare == 0:
+        return found
+    # Padding has added as many values of zero, but for rounding: the window of those nearest to it.
+    sizes = jnp.maximum(jnp.abs(found[: n + 1]), jnp.abs(found[spare - 1 :]))
+    return jnp.where(jnp.arange(n) < jnp.argmin(sizes), found[:n], found[spare:])
+
+
+def _padded(a: jax.Array) -> tuple[jax.Array, int]:
+    """``a`` with zeros to a whole number of panels, and the rows a device has in one."""
+    tile = min(max(1, WIDTH // a.shape[1]), len(a))
+    spare = -len(a) % tile
+    return jnp.pad(a, ((0, spare), (0, 0), (0, spare))), tile
+
+
+def _of_first_device(found: jax.Array, axes: Axes) -> jax.Array:
+    """What the first device has found: hosts with other processors may round in another way."""
     return lax.psum(jnp.where(lax.axis_index(axes) == 0, found, 0), axes)
 
 
@@ -81,6 +105,33 @@ def reduce(a: jax.Array, tile: int, axes: Axes) -> jax.Array:
         left = jnp.concatenate([x, own.T], axis=1)
         right = jnp.concatenate([vh, z.reshape(vh.shape)])
         return subtract(a, left, right, below), jnp.stack([r, r_of_u])
+
+    return lax.scan(step, a, jnp.arange(rows // tile))[1]
+
+
+def reduce_hermitian(a: jax.Array, tile: int, axes: Axes) -> jax.Array:
+    """The band to which the Hermitian matrix of slots ``a`` (R, P, R) is reduced, as from `reduce`.
+
+    A superstep replaces ``a`` by ``(I - v t v^H)^H a (I - v t v^H) = a - v w^H - w v^H``, where ``x
+    = a v t`` and ``w = x - v t^H v^H x / 2``. Both triangles are read.
+    """
+    rows, devices, _ = a.shape
+    width, me = devices * tile, lax.axis_index(axes)
+
+    def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+        top, below = s * tile, (s + 1) * tile
+        columns = lax.dynamic_slice_in_dim(a, top, tile, axis=2).reshape(rows, width)
+        columns = lax.all_gather(columns.T, axes).swapaxes(0, 1)
+        diagonal = lax.dynamic_slice_in_dim(columns, top, tile, axis=2).reshape(width, width).T
+        v, t, r = _cpu_kernels.block_reflector(columns, s + 1, tile)
+        x = gemm(_times(a, v.conj(), below, below), t)
+        x = lax.all_gather(x.T, axes).swapaxes(0, 1)
+        v_flat, x_flat = v.reshape(width, -1), x.reshape(width, -1)
+        inner = gemm(adjoint(t), gemm(v_flat.conj(), x_flat.T))
+        w = x - gemm(inner.T, v_flat).reshape(x.shape) / 2
+        left = jnp.concatenate([v[:, me], w[:, me]]).T
+        right = jnp.concatenate([w, v]).conj()
+        return subtract(a, left, right, below), jnp.stack([diagonal, r])
 
     return lax.scan(step, a, jnp.arange(rows // tile))[1]
 

@@ -33,6 +33,7 @@ _NAMES = (
     "bidiagonal_values",
     "block_reflector",
     "band_to_bidiagonal",
+    "band_eigenvalues",
     "secular_roots",
     "secular_weights",
     "products",
@@ -78,6 +79,17 @@ _OF_SCIPY = (
         rb"void \(char \*(, int \*){5}, \w+ \*, int \*(, \w+ \*){3}(, int \*, \w+ \*){3}"
         rb", \w+ \*, int \*\)",
     ),
+    (
+        "cython_lapack",
+        "ssbtrd dsbtrd chbtrd zhbtrd",
+        rb"void \((char \*, ){2}(int \*, ){2}\w+ \*, int \*(, \w+ \*){3}, int \*, \w+ \*"
+        rb", int \*\)",
+    ),
+    (
+        "cython_lapack",
+        "ssterf dsterf ssterf dsterf",
+        rb"void \(int \*, \w+ \*, \w+ \*, int \*\)",
+    ),
 )
 """Module, routines for f32, f64, c64 and c128, and their signature."""
 
@@ -90,7 +102,7 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(bindings.kernels_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-        library.lockstep_use_lapack((ctypes.c_void_p * 28)(*_lapack_of_scipy()))
+        library.lockstep_use_lapack((ctypes.c_void_p * 36)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
@@ -270,6 +282,17 @@ def band_to_bidiagonal(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     out = _like(blocks.real, len(blocks) * blocks.shape[2])
     return tuple(_call("band_to_bidiagonal", (out, out), blocks))
+
+
+def band_eigenvalues(blocks: jax.Array) -> jax.Array:
+    """The eigenvalues (n,), ascending, of a Hermitian band. By LAPACK's hbtrd and sterf, once for
+    the devices of a process; NaN where a number of the band is not finite.
+
+    Args:
+      blocks: the upper half of the band, as in `band_to_bidiagonal`.
+    """
+    out = _like(blocks.real, len(blocks) * blocks.shape[2])
+    return _call("band_eigenvalues", out, blocks)
 
 
 def reflector(

@@ -16,6 +16,7 @@ from lockstep import _jax_compat
 from lockstep.linalg import (
     _arguments,
     _back_transformation,
+    _band,
     _cpu_kernels,
     _divide_and_conquer,
     _generalized,
@@ -106,6 +107,9 @@ def eigvalsh(
     in_specs: Specs = None,
 ) -> jax.Array:
     """The eigenvalues of a sharded Hermitian matrix, or of a pair: `eigh` with ``eigvals_only``.
+
+    On CPUs block reflections reduce the matrix to a band (Bischof, Lang and Sun, ACM TOMS 26,
+    2000), and LAPACK finds the values of the band.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
@@ -316,11 +320,15 @@ def compute(a: jax.Array, problem: Problem) -> Any:
     columns = (problem.first, problem.end) if problem.vectors else None
     out = problem.vectors_placed()
     chunked = _validation.platform(problem.placed) == "cpu"
+    by_band = not problem.vectors and problem.kernels and layout.devices <= _band.WIDTH
 
     def distributed(shard: jax.Array) -> Any:
-        slots = plan.mirror(plan.take_matrix(shard, padding=0), problem.lower)
-        scale = _scaling.factor(slots, axes)
-        slots = scale * slots
+        slots = plan.take_matrix(shard, padding=0)
+        scale = _scaling.factor(plan.triangle(slots, problem.lower), axes)
+        slots = plan.mirror(scale * slots, problem.lower)
+        if by_band:
+            values = _band.eigenvalues(slots, n, axes)
+            return values[problem.first : problem.end] / scale
         reduced = _tridiagonalize.reduce(slots, layout, axes, problem.kernels, chunked)
         values, rows = _divide_and_conquer.eigh_tridiagonal(
             reduced.diagonal, reduced.off_diagonal, layout, axes, columns, problem.kernels

@@ -127,11 +127,20 @@ class Plan:
         """The Hermitian matrix of which ``slots`` hold the lower or the upper triangle."""
         if lower is None:
             return slots
+        kept, slots = self._read(slots, lower)
+        return jnp.where(kept, slots, _redistribute.adjoint(slots, self.axes))
+
+    def triangle(self, slots: jax.Array, lower: bool) -> jax.Array:
+        """What `mirror` reads of ``slots``, and zeros."""
+        kept, slots = self._read(slots, lower)
+        return jnp.where(kept, slots, 0)
+
+    def _read(self, slots: jax.Array, lower: bool) -> tuple[jax.Array, jax.Array]:
+        """Which places of ``slots`` are in the triangle, and ``slots`` with a real diagonal."""
         rows = jnp.asarray(self.layout.row_of_slot)
         mine = rows[_redistribute.device_index(self.placed.sharded)][:, None, None]
         slots = jnp.where(mine == rows, slots.real.astype(slots.dtype), slots)
-        kept = mine >= rows if lower else mine <= rows
-        return jnp.where(kept, slots, _redistribute.adjoint(slots, self.axes))
+        return mine >= rows if lower else mine <= rows, slots
 
 
 def _to_slots(a: jax.Array, plan: Plan, lower: bool | None) -> jax.Array:
