@@ -151,7 +151,7 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
                 z = slots.reshape(slots.shape[0], -1)
                 return _back_transformation.apply(q, z, line.layout, line.axes, on)
 
-            return line.map(body, placed.spec, line.slots)(a)
+            return line.placed.map(body, placed.spec, line.slots)(a)
 
         return run
 

@@ -216,7 +216,7 @@ def test_the_triangle_alone(
         return whole, _householder.triangle(rows, panels, plan.axes)
 
     rows = P(plan.axes)
-    whole, alone = jax.jit(plan.map(body, P("x"), (rows, rows)))(sharded)
+    whole, alone = jax.jit(plan.placed.map(body, P("x"), (rows, rows)))(sharded)
     assert plan.panels.steps > _householder.GROUPS
     assert_close(alone, whole, 10)
     r = np.asarray(alone)[plan.panels.triangle.slot_of_row[: min(size)]]

@@ -41,7 +41,7 @@ def round_trip(plan: Plan) -> Callable[..., Any]:
         return plan.give_matrix(slots), flipped, slots
 
     spec = plan.placed.spec
-    return jax.jit(plan.map(body, spec, (spec, spec, plan.slots)))
+    return jax.jit(plan.placed.map(body, spec, (spec, spec, plan.slots)))
 
 
 @sample(("shape", "spec", "n"), CASES, 2, 9)
@@ -67,7 +67,7 @@ def test_nothing_is_gathered_and_the_buffers_are_shares() -> None:
     a = put(jnp.ones((n, n), jnp.float32), over, P("x", "y"))
     plan = Plan.of(a.shape[0], place("test", a, None, None), 16, True)
     spec = plan.placed.spec
-    run = plan.map(lambda a: plan.give_matrix(plan.take_matrix(a)), spec, spec)
+    run = plan.placed.map(lambda a: plan.give_matrix(plan.take_matrix(a)), spec, spec)
     compiled = jax.jit(run).lower(a).compile()
     text = compiled.as_text()
     assert text is not None
@@ -117,7 +117,9 @@ def test_rows_that_fit_are_not_moved() -> None:
     a = put(jnp.ones((64, 64)), mesh((4,)), P("x"))
     plan = Plan.of(a.shape[0], place("test", a, None, None), 4, False)
     assert plan.layout.is_plain
-    run = plan.map(lambda a: plan.take_matrix(a).reshape(16, -1), plan.placed.spec, plan.slots)
+    run = plan.placed.map(
+        lambda a: plan.take_matrix(a).reshape(16, -1), plan.placed.spec, plan.slots
+    )
     text = jax.jit(run).lower(a).compile().as_text()
     assert text is not None
     assert not re.search(r"all-to-all|all-gather|collective", text)

@@ -357,7 +357,7 @@ def compute(a: jax.Array, problem: Problem) -> Any:
 
     body = replicated if problem.replicated else distributed
     specs = (P(), out.spec) if problem.vectors else P()
-    return plan.map(body, problem.placed.spec, specs)(a)
+    return plan.placed.map(body, problem.placed.spec, specs)(a)
 
 
 def _range(function: str, subset: tuple[int, int] | None, n: int) -> tuple[int, int]:

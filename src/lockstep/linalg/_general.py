@@ -74,7 +74,7 @@ def factor_slots(slots: jax.Array, plan: Plan, lapack_pivots: bool = False) -> F
             return _lu_grid.factor(slots, layout, plan.grid, plan.axes, plan.kernels)
         return _lu.factor(slots, layout, plan.axes, plan.kernels, tournament)
 
-    return plan.map(body, plan.slots, specs(plan))(slots)
+    return plan.placed.map(body, plan.slots, specs(plan))(slots)
 
 
 def factor(a: jax.Array, plan: Plan, donate: bool = False) -> Factors:
@@ -84,7 +84,7 @@ def factor(a: jax.Array, plan: Plan, donate: bool = False) -> Factors:
 
 @functools.partial(jax.jit, static_argnames="plan")
 def to_matrix(slots: jax.Array, plan: Plan) -> jax.Array:
-    return plan.map(plan.give_matrix, plan.slots, plan.placed.spec)(slots)
+    return plan.placed.map(plan.give_matrix, plan.slots, plan.placed.spec)(slots)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -94,7 +94,7 @@ def status(factors: Factors, plan: Plan) -> jax.Array:
     def body(factors: Factors) -> jax.Array:
         return _lu.status(factors, plan.layout, plan.axes)
 
-    return plan.map(body, (specs(plan),), P())(factors)
+    return plan.placed.map(body, (specs(plan),), P())(factors)
 
 
 @functools.partial(jax.jit, static_argnames=("b_placed", "plan", "adjoint"))
@@ -106,7 +106,7 @@ def apply(factors: Factors, b: jax.Array, b_placed: Placed, plan: Plan, adjoint:
         rows = run(factors, plan.take_rows(b, b_placed), plan.layout, plan.axes, plan.kernels)
         return plan.give_rows(rows, b_placed)
 
-    return plan.map(body, (specs(plan), b_placed.spec), b_placed.spec)(factors, b)
+    return plan.placed.map(body, (specs(plan), b_placed.spec), b_placed.spec)(factors, b)
 
 
 def solve(
@@ -151,7 +151,7 @@ def inverse_of(factors: Factors, plan: Plan, adjoint: bool = False) -> jax.Array
         rows = run(factors, eye, layout, plan.axes, plan.kernels)
         return _redistribute.shard_from_rows(rows, layout, sharded, layout.n)
 
-    return plan.map(body, (specs(plan),), plan.placed.spec)(factors)
+    return plan.placed.map(body, (specs(plan),), plan.placed.spec)(factors)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -174,7 +174,7 @@ def log_determinant(a: jax.Array, factors: Factors, plan: Plan) -> tuple[jax.Arr
     def body(factors: Factors) -> tuple[jax.Array, jax.Array]:
         return _lu.determinant(factors, plan.layout, plan.axes)
 
-    return jax.jit(plan.map(body, (specs(plan),), (P(), P())))(factors)
+    return jax.jit(plan.placed.map(body, (specs(plan),), (P(), P())))(factors)
 
 
 @log_determinant.defjvp
@@ -213,7 +213,7 @@ def norm_of_inverse(factors: Factors, plan: Plan, largest_row: bool = False) -> 
     matrix", ACM TOMS 14 (1988), algorithm 4.1, a few solutions with ``a`` and its adjoint.
     """
     n, dtype = plan.layout.n, factors.slots.dtype
-    placed = Placed(plan.mesh, ((), ()))
+    placed = Placed(plan.placed.mesh, ((), ()))
 
     def solve(x: jax.Array, adjoint: bool) -> jax.Array:
         return apply(factors, x[:, None], placed, plan, adjoint != largest_row)[:, 0]

@@ -62,7 +62,7 @@ def _congruence(low: jax.Array, a: jax.Array, plan: Plan) -> jax.Array:
         return plan.give_matrix(_dealt_columns.congruence(plan.take_matrix(low), half, *how))
 
     spec = plan.placed.spec
-    return plan.map(body, (spec, spec), spec)(low, a)
+    return plan.placed.map(body, (spec, spec), spec)(low, a)
 
 
 def _half(a: jax.Array, plan: Plan) -> jax.Array:

@@ -150,7 +150,7 @@ def _largest_difference(a: jax.Array, placed: Placed) -> Any:
         best = lax.fori_loop(0, CHUNKS, compare, nowhere)
         return jax.tree.map(lambda x: lax.all_gather(x, plan.axes), best)
 
-    return plan.map(body, placed.spec, (P(), P(), P()))(a)
+    return plan.placed.map(body, placed.spec, (P(), P(), P()))(a)
 
 
 def _message(function: str, name: str, place: Any, values: Any, largest: float, ignore: str) -> str:

@@ -193,7 +193,7 @@ def factor(a: jax.Array, plan: Plan) -> Factor:
         basis = _panel.basis(scale * rows, axes, devices, panels.tile, kernels=kernels)
         return Factor(basis, scale)
 
-    return tall.map(body, plan.placed.spec, plan.specs)(a)
+    return tall.placed.map(body, plan.placed.spec, plan.specs)(a)
 
 
 def solve_factored(
@@ -236,7 +236,7 @@ def _solve(factor: Factor, b: jax.Array, g: jax.Array, plan: Plan, wanted: str =
 
     specs = (plan.specs, long.spec, short.spec)
     out = {"r": long.spec, "x": short.spec}.get(wanted, (long.spec, short.spec))
-    return tall.map(body, specs, out)(factor, b, g)
+    return tall.placed.map(body, specs, out)(factor, b, g)
 
 
 def _by_reflectors(

@@ -32,7 +32,7 @@ from lockstep.linalg import (
 from lockstep.linalg._dealt_columns import Triangle
 from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid, RowMap
-from lockstep.linalg._validation import AnyMesh, Placed
+from lockstep.linalg._validation import Placed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +86,6 @@ class Plan:
         return dataclasses.replace(plan, grid=Grid(grid.rows, grid.columns, supersteps))
 
     @property
-    def mesh(self) -> AnyMesh:
-        return self.placed.mesh
-
-    @property
     def axes(self) -> tuple[str, ...]:
         return self.placed.sharded.axes
 
@@ -97,13 +93,6 @@ class Plan:
     def slots(self) -> P:
         """The sharding of an array of slots: local rows over all devices."""
         return P(self.axes)
-
-    def map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        if self.placed.inside:
-            return body
-        return jax.shard_map(
-            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
 
     def take_matrix(self, shard: jax.Array, padding: int = 1) -> jax.Array:
         """A shard of the matrix to slots; ``padding`` is on the diagonal of the padding."""
@@ -149,7 +138,7 @@ def _to_slots(a: jax.Array, plan: Plan, lower: bool | None) -> jax.Array:
     def body(a: jax.Array) -> jax.Array:
         return plan.mirror(plan.take_matrix(a), lower)
 
-    return plan.map(body, plan.placed.spec, plan.slots)(a)
+    return plan.placed.map(body, plan.placed.spec, plan.slots)(a)
 
 
 to_slots = jax.jit(_to_slots, static_argnames=("plan", "lower"))
@@ -167,7 +156,7 @@ def factor_slots(slots: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.A
             return _cholesky.factor(slots, plan.layout, *how)
         return _cholesky_grid.factor(slots, plan.layout, plan.grid, *how)
 
-    return plan.map(body, plan.slots, (plan.slots, P()))(slots)
+    return plan.placed.map(body, plan.slots, (plan.slots, P()))(slots)
 
 
 def factor(
@@ -184,7 +173,7 @@ def lower_to_matrix(low: jax.Array, plan: Plan) -> jax.Array:
     def body(low: jax.Array) -> jax.Array:
         return plan.give_matrix(_cholesky.lower_part(low, plan.layout, plan.axes))
 
-    return plan.map(body, plan.slots, plan.placed.spec)(low)
+    return plan.placed.map(body, plan.slots, plan.placed.spec)(low)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "b_placed", "sweeps"))
@@ -206,7 +195,7 @@ def sweep(
             rows = run(low, rows, *how)
         return plan.give_rows(rows, b_placed)
 
-    return plan.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)
+    return plan.placed.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)
 
 
 def batched(
@@ -325,7 +314,7 @@ def _inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
     def body(low: jax.Array) -> jax.Array:
         return plan.give_matrix(_inverse.from_factor(low, plan.layout, plan.axes, plan.kernels))
 
-    return plan.map(body, plan.slots, plan.placed.spec)(low)
+    return plan.placed.map(body, plan.slots, plan.placed.spec)(low)
 
 
 inverse_of = jax.jit(_inverse_of, static_argnames="plan")
@@ -347,4 +336,4 @@ def _log_determinant_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.A
 @functools.partial(jax.jit, static_argnames=("plan",))
 def log_determinant_of(low: jax.Array, plan: Plan) -> jax.Array:
     body = functools.partial(_cholesky.log_determinant, axes=plan.axes)
-    return plan.map(body, plan.slots, P())(low)
+    return plan.placed.map(body, plan.slots, P())(low)

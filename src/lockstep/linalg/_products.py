@@ -102,4 +102,4 @@ def _product(
         slots = _redistribute.columns_to_slots(plan.take_rows(x, placed), layout)
         return plan.give_rows(run(slots, plan.take_rows(y, y_placed), layout, plan.axes), y_placed)
 
-    return plan.map(body, (placed.spec, y_placed.spec), y_placed.spec)(x, y)
+    return plan.placed.map(body, (placed.spec, y_placed.spec), y_placed.spec)(x, y)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -148,14 +147,6 @@ class QRPlan:
     def axes(self) -> tuple[str, ...]:
         return self.placed.sharded.axes
 
-    def map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """``body`` on every device; inside a `jax.shard_map` of the caller it is that already."""
-        if self.placed.inside:
-            return body
-        return jax.shard_map(
-            body, mesh=self.placed.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
-
     def take(self, shard: jax.Array) -> jax.Array:
         """The local rows of the layout of the matrix."""
         layout = self.panels.layout
@@ -250,7 +241,7 @@ def compute(a: jax.Array, plan: QRPlan, mode: str) -> Any:
         return r if q is None else (give(q, panels.layout, q_placed), r)
 
     out = r_placed.spec if mode == "r" else (q_placed.spec, r_placed.spec)
-    return plan.map(body, plan.placed.spec, out)(a)
+    return plan.placed.map(body, plan.placed.spec, out)(a)
 
 
 _compiled = jax.jit(compute, static_argnames=("plan", "mode"))

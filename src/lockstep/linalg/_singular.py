@@ -92,7 +92,9 @@ def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
 @functools.partial(jax.jit, static_argnames="plan")
 def _scale(a: jax.Array, plan: Plan) -> jax.Array:
     axes = plan.tall.axes
-    return plan.tall.map(lambda shard: _scaling.factor(shard, axes), plan.placed.spec, P())(a)
+    return plan.tall.placed.map(lambda shard: _scaling.factor(shard, axes), plan.placed.spec, P())(
+        a
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "reflectors"))
@@ -112,7 +114,7 @@ def _factor(
         return factored, factored.triangle
 
     specs = tall.factored_specs() if reflectors else None
-    return tall.map(body, (plan.placed.spec, P()), (specs, P(tall.axes)))(a, scale)
+    return tall.placed.map(body, (plan.placed.spec, P()), (specs, P(tall.axes)))(a, scale)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -137,7 +139,7 @@ def _polar_factors(
         return tuple(_redistribute.columns_from_slots(x, layout) for x in (u, h))
 
     rows = P(tall.axes)
-    return tall.map(body, (plan.placed.spec, rows, P()), (rows, rows))(a, triangle, scale)
+    return tall.placed.map(body, (plan.placed.spec, rows, P()), (rows, rows))(a, triangle, scale)
 
 
 def _decomposed(a: jax.Array, scale: jax.Array, plan: Plan) -> tuple[Factored | None, OfTriangle]:
@@ -167,7 +169,7 @@ def _polar_of(found: OfTriangle, plan: Plan) -> tuple[jax.Array, jax.Array]:
         return tuple(_redistribute.columns_from_slots(x, layout) for x in slots)
 
     rows = P(axes)
-    return plan.tall.map(body, (_triangle_specs(axes),), (rows, rows))(found)
+    return plan.tall.placed.map(body, (_triangle_specs(axes),), (rows, rows))(found)
 
 
 def _problem(plan: Plan) -> _eigh.Problem:
@@ -202,10 +204,10 @@ def _values_by_reflections(a: jax.Array, scale: jax.Array, plan: Plan) -> jax.Ar
         return _band.singular_values(slots, tall.axes)
 
     if m == n:
-        found = tall.map(body, (plan.placed.spec, P()), P())(a, scale)
+        found = tall.placed.map(body, (plan.placed.spec, P()), P())(a, scale)
     else:
         _, triangle = _factor(a, scale, plan, False)
-        found = tall.map(of_triangle, P(tall.axes), P())(triangle)
+        found = tall.placed.map(of_triangle, P(tall.axes), P())(triangle)
     return found[: min(m, n)]
 
 
@@ -231,7 +233,7 @@ def _by_reflections(square: jax.Array, plan: Plan) -> OfTriangle:
 
         return OfTriangle(back(reduced.p, v, 1), s, back(reduced.q, u, 0))
 
-    return plan.tall.map(body, placed.spec, _triangle_specs(axes))(square)
+    return plan.tall.placed.map(body, placed.spec, _triangle_specs(axes))(square)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -241,7 +243,7 @@ def _of_small_triangle(triangle: jax.Array, plan: Plan) -> OfTriangle:
         return OfTriangle(_local(u, plan), s, _local(adjoint(vh), plan))
 
     axes = plan.tall.axes
-    return plan.tall.map(body, P(axes), _triangle_specs(axes))(triangle)
+    return plan.tall.placed.map(body, P(axes), _triangle_specs(axes))(triangle)
 
 
 def _by_lapack(rows: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -263,7 +265,7 @@ def _local(whole: jax.Array, plan: Plan) -> jax.Array:
 @functools.partial(jax.jit, static_argnames="plan")
 def _square_matrix(rows: jax.Array, plan: Plan, factor: float | jax.Array = 1) -> jax.Array:
     layout, placed = plan.tall.panels.triangle, plan.square
-    found = plan.tall.map(
+    found = plan.tall.placed.map(
         lambda rows: _qr.give(rows, layout, placed), P(plan.tall.axes), placed.spec
     )(rows)
     return found * factor
@@ -286,7 +288,7 @@ def _turned(u: jax.Array, values: jax.Array, vectors: jax.Array, plan: Plan) -> 
         return OfTriangle(_products.times(slots, v * sign, layout, axes), jnp.abs(values), v)
 
     specs, out = (P(axes), P(), square.spec), _triangle_specs(axes)
-    return plan.tall.map(body, specs, out)(u, values, vectors)
+    return plan.tall.placed.map(body, specs, out)(u, values, vectors)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -317,7 +319,7 @@ def _finish(factored: Factored | None, found: OfTriangle, plan: Plan) -> tuple[j
 
     specs = (factored and tall.factored_specs(), _triangle_specs(axes))
     out = (u_placed.spec,) * plan.u + (P(),) + (vh_placed.spec,) * plan.vh
-    return tall.map(body, specs, out)(factored, found)
+    return tall.placed.map(body, specs, out)(factored, found)
 
 
 def _expanded(factored: Factored, u: jax.Array, plan: Plan, width: int) -> jax.Array:
@@ -341,4 +343,4 @@ def _unitary_factor(factored: Factored | None, u: jax.Array, plan: Plan) -> jax.
         return _qr.give(_expanded(factored, u, plan, plan.shape[1]), tall.panels.layout, out)
 
     specs = factored and tall.factored_specs(), rows
-    return tall.map(body, specs, out.spec)(factored, u)
+    return tall.placed.map(body, specs, out.spec)(factored, u)

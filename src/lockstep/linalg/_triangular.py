@@ -226,7 +226,7 @@ def factor_lower(a: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.Array
 def factor_lower_jvp(plan: Plan, with_status: bool, primals: Any, tangents: Any) -> Any:
     """dl = l phi(l^-1 da l^-H), phi halving the diagonal of the lower triangle."""
     low, status = factor_lower(primals[0], plan, with_status)
-    where = {"mesh": plan.mesh, "in_specs": (plan.placed.spec,) * 2}
+    where = {"mesh": plan.placed.mesh, "in_specs": (plan.placed.spec,) * 2}
     da = _posdef.mirrored(tangents[0], True)
     half = solve_triangular(low, da, 0, True, **where)
     whole = solve_triangular(low, _posdef.adjoint(half, plan.placed), 0, True, **where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -56,6 +56,14 @@ class Placed:
     def sharding(self) -> NamedSharding:
         assert isinstance(self.mesh, Mesh)
         return NamedSharding(self.mesh, self.spec)
+
+    def map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """``body`` on every device; inside a `jax.shard_map` of the caller it is that already."""
+        if self.inside:
+            return body
+        return jax.shard_map(
+            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
 
 
 def matrix(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.Array:
