@@ -5,47 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep import cli
-from support import MARK, marked, wait_until
+from support import Result, Run
 
 RUN_SECONDS = 240.0
+BENCH = [sys.executable, "-m", "lockstep", "bench"]
 
 
-class Bench:
-    """A running ``lockstep bench`` whose processes can be found by a mark."""
-
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
-        self.mark = uuid.uuid4().hex
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "bench", *args],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(env or {}), MARK: self.mark},
-        )
-
-    def finish(self) -> tuple[int, str, str]:
-        """Status, stdout and stderr; fails when it does not end, or leaves a process behind."""
-        try:
-            out, err = self.process.communicate(timeout=RUN_SECONDS)
-            wait_until(lambda: not marked(self.mark), "a process of the benchmark is still there")
-            return self.process.returncode, out, err
-        finally:
-            for pid in marked(self.mark):
-                os.kill(pid, signal.SIGKILL)
-
-
-def bench(*args: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    return Bench(*args, env=env).finish()
+def bench(folder: Path, *args: str, env: dict[str, str] | None = None) -> Result:
+    """What the command says; fails when it does not end, or leaves a process behind."""
+    with Run([*BENCH, *args], {**os.environ, **(env or {})}, folder) as run:
+        return run.finish(RUN_SECONDS)
 
 
 def check_result(result: dict[str, Any], blocks: int) -> None:
@@ -61,11 +37,12 @@ def check_result(result: dict[str, Any], blocks: int) -> None:
 @pytest.mark.full
 def test_two_implementations_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    status, out, err = bench(
+    done = bench(
+        tmp_path,
         *("-n", "2", "-d", "1", "--sizes", "1KiB,1MiB", "--ops", "all_reduce,permute"),
         *("--collectives", "lockstep,gloo", "--repeats", "2", "--json", str(path)),
     )
-    assert status == 0, err
+    assert done.status == 0, done
     report = json.loads(path.read_text())
     assert report["schema"] == "lockstep.bench/1"
     assert report["implementations"] == ["lockstep", "gloo"]
@@ -84,37 +61,24 @@ def test_two_implementations_side_by_side(tmp_path: Path) -> None:
         assert entry["ratio"]["gloo"]["median"] > 0
     assert report["cases"][1]["share_of_limit"]["lockstep"]["median"] > 0
     assert report["copy_bytes_per_second"]["median"] > 0
-    assert "gloo / lockstep" in out
-    assert "[4/4] permute 1 MiB: lockstep" in err
+    assert "gloo / lockstep" in done.stdout
+    assert "[4/4] permute 1 MiB: lockstep" in done.stderr
 
 
 @pytest.mark.full
-def test_the_other_operations_on_several_devices_and_json_on_stdout() -> None:
-    status, out, err = bench(
-        *("-n", "2", "-d", "2", "--sizes", "4KiB", "--repeats", "1", "--collectives", "lockstep"),
-        *("--ops", "all_gather,reduce_scatter,all_to_all", "--dtype", "i32", "--json", "-"),
+def test_the_other_operations_by_xla_in_one_process_too_and_json_on_stdout(tmp_path: Path) -> None:
+    done = bench(
+        tmp_path,
+        *("-n", "2", "-d", "2", "--sizes", "4KiB", "--repeats", "1", "--dtype", "i32"),
+        *("--ops", "all_gather,reduce_scatter,all_to_all", "--collectives", "xla,lockstep"),
+        *("--json", "-"),
     )
-    assert status == 0, err
-    report = json.loads(out)
-    assert [entry["op"] for entry in report["cases"]] == [
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-    ]
-    for entry in report["cases"]:
-        check_result(entry["results"]["lockstep"], blocks=1)
-
-
-@pytest.mark.full
-def test_xla_by_itself_has_all_devices_in_one_process(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    status, _, err = bench(
-        *("--sizes", "1KiB", "--ops", "permute", "--repeats", "1"),
-        *("--collectives", "xla,lockstep", "--json", str(path)),
-    )
-    assert status == 0, err
-    for name in ("xla", "lockstep"):
-        check_result(json.loads(path.read_text())["cases"][0]["results"][name], blocks=1)
+    assert done.status == 0, done
+    cases = {entry["op"]: entry["results"] for entry in json.loads(done.stdout)["cases"]}
+    assert list(cases) == ["all_gather", "reduce_scatter", "all_to_all"]
+    for results in cases.values():
+        for name in ("xla", "lockstep"):
+            check_result(results[name], blocks=1)
 
 
 @pytest.mark.full
@@ -122,51 +86,66 @@ def test_an_implementation_that_cannot_start_is_reported_and_the_other_goes_on(
     tmp_path: Path,
 ) -> None:
     missing = str(tmp_path / "liblockstep.so")
-    status, out, err = bench(
+    done = bench(
+        tmp_path,
         *("--sizes", "1KiB", "--ops", "permute", "--repeats", "1"),
         *("--collectives", "gloo,lockstep"),
         env={"LOCKSTEP_ENGINE": missing, "LOCKSTEP_COLLECTIVES": "gloo"},
     )
-    assert status == 0, err
-    assert "lockstep failed: " in out
-    assert missing in out
-    assert "[1/1] permute 1 KiB: gloo" in err
+    assert done.status == 0, done
+    assert "lockstep failed: " in done.stdout
+    assert missing in done.stdout
+    assert "[1/1] permute 1 KiB: gloo" in done.stderr
 
 
 @pytest.mark.full
-def test_interrupt_stops_all_and_shows_what_there_is() -> None:
-    running = Bench("--sizes", "1KiB:64MiB", "--repeats", "3", "--collectives", "gloo")
-    assert running.process.stderr is not None
-    for line in running.process.stderr:
-        if line.startswith("[1/"):
-            break
-    running.process.send_signal(signal.SIGINT)
-    status, out, err = running.finish()
-    assert status == 130
-    assert "interrupted; this is what was measured" in err
-    assert "all_reduce" in out
+def test_interrupt_stops_all_and_shows_what_there_is(tmp_path: Path) -> None:
+    words = ["--sizes", "1KiB:64MiB", "--repeats", "3", "--collectives", "gloo"]
+    with Run([*BENCH, *words], os.environ, tmp_path) as run:
+        assert run.process.stderr is not None
+        for line in run.process.stderr:
+            if line.startswith(b"[1/"):
+                break
+        run.process.send_signal(signal.SIGINT)
+        done = run.finish(RUN_SECONDS)
+    assert done.status == 130, done
+    assert "interrupted; this is what was measured" in done.stderr
+    assert "all_reduce" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("words", "text"),
     [
-        (("-n", "1", "-d", "1"), "a collective needs at least 2 devices"),
-        (("--sizes", "1KB"), "KiB, MiB or GiB"),
-        (("--ops", "broadcast"), "'broadcast' is not a collective; known: all_reduce"),
-        (("--collectives", "nvshmem"), "'nvshmem' is not an implementation; known: lockstep"),
-        (("--plot", "x.gif"), "must end in .png or .svg"),
-        (("--plot", "/nowhere/x.png"), "'/nowhere/x.png': there is no directory '/nowhere'"),
-        (("--json", "/nowhere/x.json"), "'/nowhere/x.json': there is no directory '/nowhere'"),
-        (("--json", "/tmp"), "'/tmp' is a directory"),
-        (("-n", "0"), "not a whole number, 1 or more"),
+        ("-n 1 -d 1", "a collective needs at least 2 devices"),
+        ("--sizes 1KB", "KiB, MiB or GiB"),
+        ("--ops broadcast", "'broadcast' is not a collective; known: all_reduce"),
+        ("--collectives nvshmem", "'nvshmem' is not an implementation; known: lockstep"),
+        ("--plot x.gif", "must end in .png or .svg"),
+        ("--plot /nowhere/x.png", "'/nowhere/x.png': there is no directory '/nowhere'"),
+        ("--json /nowhere/x.json", "'/nowhere/x.json': there is no directory '/nowhere'"),
+        ("--json /tmp", "'/tmp' is a directory"),
+        ("-n 0", "not a whole number, 1 or more"),
+        ("--gbit 10", "--gbit is for --hosts"),
+        ("--host-counts 2", "--host-counts is for --hosts"),
+        ("--hosts a,b --host-counts 3", "there are 2 to 2 hosts"),
+        ("--hosts a,b -n 3", "the hosts have 2 slots"),
+        ("--hosts a", "at least 2 devices"),
+        ("--hosts a,b --collectives mpi", "mpi is for one host"),
+        ("--collectives lockstep,plain", "plain is for --hosts"),
+        ("--platform cuda -n 4", "4 processes with 1 each need 4 GPUs, and this"),
+        ("--platform cuda --collectives nccl,gloo", "gloo is not for GPUs"),
+        ("--platform cuda --calibrate", "--calibrate is for CPUs"),
+        ("--collectives nccl", "nccl is for --platform cuda"),
+        ("--oversubscribe", "--oversubscribe is for --platform cuda"),
     ],
 )
 def test_options_that_cannot_be(
-    args: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+    words: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     try:
-        status = cli.main(["bench", *args])
+        status = cli.main(["bench", *words.split()])
     except SystemExit as refused:
         status = refused.code
     assert status == 2
-    assert words in capsys.readouterr().err
+    assert text in capsys.readouterr().err

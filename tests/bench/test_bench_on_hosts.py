@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lanes import needs
-from lockstep import cli
 from ssh_hosts import possible, ssh_hosts
 
 
@@ -36,22 +35,3 @@ def test_a_collective_is_measured_between_hosts(tmp_path: Path, op: str) -> None
             assert result["status"] == "ok", result["reason"]
             # More than the line: the processes were not on different hosts.
             assert 0 < entry["share_of_line"][name] < 1.5
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--gbit", "10"], "--gbit is for --hosts"),
-        (["--host-counts", "2"], "--host-counts is for --hosts"),
-        (["--hosts", "a,b", "--host-counts", "3"], "there are 2 to 2 hosts"),
-        (["--hosts", "a,b", "-n", "3"], "the hosts have 2 slots"),
-        (["--hosts", "a"], "at least 2 devices"),
-        (["--hosts", "a,b", "--collectives", "mpi"], "mpi is for one host"),
-        (["--collectives", "lockstep,plain"], "plain is for --hosts"),
-    ],
-)
-def test_what_cannot_be_measured_is_an_error(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["bench", *words]) == 2
-    assert text in capsys.readouterr().err
