@@ -109,16 +109,6 @@ else:
 
 
 @pytest.mark.full
-def test_ctrl_c_after_the_request_is_the_end(hosts: Hosts) -> None:
-    with hosts.one_returns(program=CATCHES + PROGRAM) as run:
-        read_until(run, "the program is asked to end")
-        run.process.send_signal(signal.SIGINT)
-        result = run.finish(60)
-    assert result.status == 130
-    assert hosts.ups(2) == {}
-
-
-@pytest.mark.full
 def test_ctrl_c_while_the_output_before_the_next_attempt_waits_is_the_end(hosts: Hosts) -> None:
     """All processes have ended then, and the reader of the output takes nothing."""
     program = """

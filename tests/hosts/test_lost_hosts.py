@@ -83,20 +83,6 @@ def test_a_spare_that_does_not_pass_the_checks_is_no_help(hosts: Hosts) -> None:
 
 
 @pytest.mark.full
-def test_two_hosts_at_once_of_which_one_can_be_replaced(hosts: Hosts) -> None:
-    options = ["--hosts", "a,b,c,d", "--spares", "1", "--max-restarts", "3", "--min-hosts", "1"]
-    with hosts.start(*options) as run:
-        first = hosts.wait_for(0, 3)
-        (hosts.folder / "down_b").touch()
-        hosts.lose(first[0][1], "a")
-        hosts.lose(first[1][1], "b")
-        assert ran(hosts.wait_for(1, 2)) == {0: "d", 1: "c"}
-        result = hosts.end_well(run, 1)
-    assert "d takes the place of a, which was lost, with process 0" in result.stderr
-    assert "going on with 2 hosts, 2 processes, without\n" in result.stderr
-
-
-@pytest.mark.full
 def test_a_launcher_that_stood_still_goes_on_with_all_hosts(hosts: Hosts) -> None:
     """The agents in use have ended meanwhile, and no host is to blame, however often that happens.
 

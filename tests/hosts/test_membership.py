@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from lockstep.hosts import host_changes
 from lockstep.hosts.host_list import Host, Placed, parse_hosts, place
 from lockstep.hosts.membership import MAX_LOSSES, Change, Membership
 
@@ -79,6 +80,15 @@ def test_hosts_that_return_take_their_own_places_first() -> None:
     own.returned(host(own, "b"))
     own.plan()
     assert ranks(own) == {"a": [0], "b": [1], "c": [2], "d": [3]}
+
+
+def test_of_two_lost_hosts_one_is_replaced_and_the_other_is_said_to_be_missing() -> None:
+    own = membership("a,b,c", "d")
+    lose(own, "a", "b")
+    assert host_changes.described(own.plan(), own) == [
+        "d takes the place of a, which was lost, with process 0",
+        "going on with 2 hosts, 2 processes, without b",
+    ]
 
 
 def test_a_spare_with_too_few_slots_waits_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from support import marked, run_lockstep, start_lockstep, wait_until
 
 PROGRAM = """
 import os, sys
-print(sys.stdin.read(), os.environ["LOCKSTEP_LOCAL_PROCESS_ID"], os.environ.get("LOCKSTEP_HOST_ID"))
+read = sys.stdin.read()
+print(read, os.environ["LOCKSTEP_LOCAL_PROCESS_ID"], os.environ.get("LOCKSTEP_HOST_ID"), flush=True)
 print("to stderr", file=sys.stderr)
 if os.environ["LOCKSTEP_PROCESS_ID"] == "2":
-    sys.exit(5)
+    os._exit(5)
 """
 
 
@@ -34,12 +36,21 @@ def test_localhost_needs_no_ssh(tmp_path: Path) -> None:
     assert sorted(found.stderr.splitlines()) == ["[0] to stderr", "[1] to stderr"]
 
 
+def test_process_0_reads_all_of_the_launchers_input() -> None:
+    program = "import sys, zlib; data = sys.stdin.buffer.read(); print(len(data), zlib.crc32(data))"
+    data = bytes(range(256)) * 4096
+    found = run_lockstep(["--hosts", "localhost:2"], program, stdin=data)
+    assert found.by_process == {0: [f"{len(data)} {zlib.crc32(data)}"], 1: ["0 0"]}
+
+
 @networked
 def test_two_agents_of_one_machine_are_two_hosts(tmp_path: Path) -> None:
     options = ["--hosts", "localhost:2,user@second", "--ssh", ssh(tmp_path), "--grace", "1"]
     found = run_lockstep(options, PROGRAM, n=3, expect_status=5)
     assert "[2@second]     0 second" in found.stdout.splitlines()
-    assert "process 2 of 3 on second failed first: sys.exit(5) (exit code 5)" in found.stderr
+    assert "[2@second]    to stderr" in found.stderr.splitlines()
+    assert "process 2 of 3 on second failed first: exit code 5" in found.stderr
+    assert "Its last lines on stderr:\n    to stderr" in found.stderr
 
 
 def test_a_command_that_starts_no_agent_is_quoted(tmp_path: Path) -> None:
