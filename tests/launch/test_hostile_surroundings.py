@@ -161,22 +161,9 @@ def has_fuse() -> bool:
 
 @pytest.mark.full
 @needs(has_fuse(), "needs mfusepy, libfuse3 and /dev/fuse")
-@pytest.mark.parametrize(
-    ("lacks", "reason"),
-    [
-        ("", ""),
-        ("locks sockets", ""),
-        ("fifos", "cannot make a FIFO in "),
-        ("links", "cannot make a hard link in "),
-    ],
-    ids=["all", "locks and sockets", "fifos", "links"],
-)
-def test_a_temporary_directory_of_a_network(lacks: str, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacks", ["", "locks sockets"], ids=["nothing", "locks and sockets"])
+def test_a_temporary_directory_of_a_network_that_lacks(lacks: str, tmp_path: Path) -> None:
     done = run(tmp_path, ["unshare", "--mount", "bash", "-c"], ON_NETWORK, lacks)
-    if reason:
-        assert done.returncode not in (0, 124), done
-        assert reason in done.stderr.splitlines()[-1]
-    else:
-        assert done.returncode == 0, done
-        assert [(tmp_path / f"right-{p}").read_text() for p in range(2)] == ["True", "True"]
+    assert done.returncode == 0, done
+    assert [(tmp_path / f"right-{p}").read_text() for p in range(2)] == ["True", "True"]
     assert not list(tmp_path.glob("store/lockstep-*"))

@@ -121,14 +121,3 @@ if jax.process_index() == 1:
 """
     result = run_lockstep(["--collectives", "gloo"], program, expect_status=1)
     assert "process 1 of 2 failed first: ValueError: late" in result.said_by_launcher
-
-
-@pytest.mark.full
-def test_two_jax_jobs_at_once() -> None:
-    import concurrent.futures
-
-    program = "import jax\njax.distributed.initialize()" + SUM
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        jobs = [pool.submit(run_lockstep, [], program, timeout=120) for _ in range(2)]
-        for job in jobs:
-            assert "sum 2 1 [10, 11]" in job.result().by_process[1]

@@ -88,15 +88,6 @@ def test_processes_and_hosts_of_the_allocation(slurm: SlurmHosts, tmp_path: Path
     slurm.assert_nothing_left()
 
 
-def test_a_host_outside_of_the_allocation_is_refused(slurm: SlurmHosts, tmp_path: Path) -> None:
-    command = ["salloc", "-Q", "-N1", "-w", "a", *RUN, "--hosts", "a,b", program(tmp_path, SHORT)]
-    done = slurm.run(command, check=False)
-    assert done.returncode == 2, done
-    assert done.stdout == ""
-    assert "b does not belong to this Slurm allocation, which has a." in done.stderr, done
-    slurm.assert_nothing_left()
-
-
 @pytest.mark.parametrize("how", ["scancel", "kill -9 of the launcher"])
 def test_nothing_outlives_the_launcher(slurm: SlurmHosts, tmp_path: Path, how: str) -> None:
     command = ["salloc", "-Q", "-J", "waits", "-N2", "--ntasks-per-node=1", *RUN]

@@ -143,18 +143,6 @@ def test_a_second_ctrl_c_kills_at_once() -> None:
     ]
 
 
-@pytest.mark.full
-def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
-    program = STUBBORN.replace(
-        "ready()\nwhile",
-        "ready()\nif i == 1:\n    while len(list(here.glob('ready_*'))) < 3: time.sleep(0.01)\n"
-        "    raise ValueError('stop')\nwhile",
-    )
-    result = run_lockstep([], program, n=3, timeout=30, expect_status=1, forked=True)
-    assert "process 1 of 3 failed first: ValueError: stop" in result.said_by_launcher
-    assert "killed because they did not end within --grace: processes 0, 2" in result.stderr
-
-
 def test_a_job_that_is_stopped_while_python_starts_prints_no_traceback() -> None:
     result = run_lockstep([], READY + "if i == 0: os._exit(4)", n=4, expect_status=4)
     assert_unsaid("Traceback", result.stderr)

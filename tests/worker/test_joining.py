@@ -100,18 +100,6 @@ def test_more_than_the_most_wait_as_spares(hosts: Joiners) -> None:
 
 
 @pytest.mark.full
-def test_a_job_that_starts_again_after_a_failure_keeps_its_numbers(hosts: Joiners) -> None:
-    hosts.forked = False
-    hosts.begin("--nnodes", "2:2")
-    hosts.start(1, "--nnodes", "2:2")
-    assert hosts.runs(0) == {0: "n0", 1: "n1"}
-    hosts.kill_program("n1")
-    assert hosts.runs(1) == {0: "n0", 1: "n1"}
-    assert hosts.number(1) == 1
-    hosts.finish()
-
-
-@pytest.mark.full
 def test_the_end_of_node_0_ends_the_job_and_the_next_first_host_begins_another(
     hosts: Joiners,
 ) -> None:

@@ -35,23 +35,6 @@ def test_it_starts_with_few_goes_on_with_fewer_and_takes_in_who_comes(
 
 
 @pytest.mark.full
-def test_a_spare_takes_the_place_of_a_lost_node(make: type[Nodes], tmp_path: Path) -> None:
-    nodes = make(tmp_path, 3)
-    for rank in range(2):
-        nodes.start(rank, "--nnodes", "2:2")
-    assert nodes.runs(0) == {0: "n0", 1: "n1"}
-    nodes.start(2, "--nnodes", "2:2")
-    nodes.said("is there: it is a spare from now on")
-    nodes.kill(1)
-    assert nodes.runs(1) == {0: "n0", 1: "n2"}
-    nodes.said("node 2 takes the place of node 1, which was lost, with process 1")
-    nodes.start(1, "--nnodes", "2:2")
-    nodes.said("node 1 (")
-    nodes.finish()
-    nodes.said("process 1 has run nothing, as a spare: the job has ended well", 1)
-
-
-@pytest.mark.full
 def test_without_grow_a_late_node_waits_for_the_next_restart(
     make: type[Nodes], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from lanes import full
 from lockstep.system import tcp_ports
 from processes import captured, free_port, read_lines
-from support import assert_unsaid, marked, wait_until, with_variables
+from support import assert_unsaid, wait_until, with_variables
 from worker.test_worker_command import CLEAN, WORKER
 from worker.workers import Workers, rest
 
@@ -98,20 +98,6 @@ def test_a_process_that_does_not_end_is_killed_and_started_again(failing: Worker
     assert "killed because they did not end within --grace: process 0" in done.stderr
     assert_unsaid("was killed: ", done.stderr)  # it is said once
     assert done.stdout.count("attempt 1 [0, 1]") == 2
-
-
-@pytest.mark.full
-def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
-    # One write: both programs have the same pipe.
-    source = "import os, time; os.write(1, b'up\\n'); time.sleep(100)"
-    with Workers(tmp_path, source) as workers:
-        started = workers.start_both(options=["--max-restarts", "3"])
-        read_lines(started, 2)
-        started.send_signal(signal.SIGTERM)
-        _, err = started.communicate(timeout=TIMEOUT)
-        assert "stopped by a signal to the agent of process" in err
-        assert_unsaid("starting again", err)
-        wait_until(lambda: not marked(workers.mark), "an end of all processes")
 
 
 @pytest.mark.full

@@ -51,28 +51,10 @@ class Workers:
         self.started.append(process)
         return process
 
-    def under_mpiexec(self, *args: str, options: Sequence[str] = ()) -> list[str]:
-        """The command that starts both under MPICH's mpiexec."""
-        worker = [*WORKER, *options, str(self.folder / "program.py"), *args]
-        return [mpiexec(), "-n", "2", *worker]
-
-    def start_both(self, *args: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Starts both under mpiexec."""
-        process = subprocess.Popen(
-            self.under_mpiexec(*args, options=options),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environ,
-        )
-        self.started.append(process)
-        return process
-
     def run_both(self, *args: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """What both have done under mpiexec; they leave no directory."""
-        command = self.under_mpiexec(*args, options=options)
-        done = captured(command, timeout=TIMEOUT, env=self.environ)
+        """What both have done under MPICH's mpiexec; they leave no directory."""
+        worker = [*WORKER, *options, str(self.folder / "program.py"), *args]
+        done = captured([mpiexec(), "-n", "2", *worker], timeout=TIMEOUT, env=self.environ)
         # mpiexec kills agents, and what they leave is removed by others a moment later.
         wait_until(lambda: not self.left, lambda: f"an end of {self.left}")
         return done
