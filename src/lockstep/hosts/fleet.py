@@ -120,12 +120,27 @@ class Fleet:
     ) -> dict[Connection, Message]:
         """Sends a message to hosts, each with its own ``values``, and waits for their answers.
 
-        ``seconds``: how long to wait after the last answer. Hosts that are lost or too late are not
-        in the result. Raises `Interrupted`.
+        ``seconds``: how long to wait after the last answer: with many hosts this machine, or what
+        they share, may be the one that takes time. Hosts that are lost or too late are not in the
+        result. Raises `Interrupted`.
         """
+        found: dict[Connection, Message] = {}
+
+        def on_message(connection: Connection, message: Message) -> None:
+            if message.kind == answer:
+                found.setdefault(connection, message)
+
         for connection, own in values.items():
             connection.send(kind, **own)
-        return self._messages(list(values), {answer}, seconds)
+        with self._attached(on_message) as selector:
+            answered, end = 0, time.monotonic() + seconds
+            while time.monotonic() < end:
+                if all(each.lost or each in found for each in values):
+                    break
+                self._turn(selector, end)
+                if len(found) > answered:
+                    answered, end = len(found), time.monotonic() + seconds
+        return found
 
     def wait(self, until: float) -> None:
         """Lets time pass while all hosts are looked after. Raises `Interrupted`."""
@@ -146,30 +161,6 @@ class Fleet:
             for each in self.alive:
                 if each.greeted:
                     each.tick(now)
-
-    def _messages(
-        self, connections: Sequence[Connection], kinds: set[str], seconds: float
-    ) -> dict[Connection, Message]:
-        """The next message of one of ``kinds`` from each connection.
-
-        ``seconds`` count from the last answer: with many hosts this machine, or what they share,
-        may be the one that takes time.
-        """
-        found: dict[Connection, Message] = {}
-
-        def on_message(connection: Connection, message: Message) -> None:
-            if message.kind in kinds:
-                found.setdefault(connection, message)
-
-        with self._attached(on_message) as selector:
-            answered, end = 0, time.monotonic() + seconds
-            while time.monotonic() < end:
-                if all(each.lost or each in found for each in connections):
-                    break
-                self._turn(selector, end)
-                if len(found) > answered:
-                    answered, end = len(found), time.monotonic() + seconds
-        return found
 
     @contextlib.contextmanager
     def _attached(

@@ -304,7 +304,7 @@ class HostAttempt:
             "swept",
             killed=len(left),
             notes=host_records.notes(self._job),
-            continues_from=host_records.continues_from(self._job),
+            continues_from=_run_files.read_continues_from(self._job.attempt_dir),
         )
 
     @property

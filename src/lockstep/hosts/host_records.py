@@ -103,11 +103,6 @@ def notes(job: LaunchSpec) -> list[tuple[int, str]]:
     return found
 
 
-def continues_from(job: LaunchSpec) -> int | None:
-    """The step that process 0 has told, if it runs on this host."""
-    return _run_files.read_continues_from(job.attempt_dir)
-
-
 def store(run_dir: Path, attempt: int, head: Mapping[str, Any], body: bytes) -> None:
     """Writes a file that another host has sent; the launcher's side of `send`.
 

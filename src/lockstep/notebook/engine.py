@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
 from lockstep import _config, _jax_compat
 from lockstep._errors import LaunchError
 from lockstep._words import counted
@@ -108,10 +110,7 @@ def _through_agent(info: str, run_dir: str) -> str:
 
 def prepare() -> int:
     """Gives cells the names that the notebook shows; returns the id of this process."""
-    from IPython.core.getipython import get_ipython
-
     shell: Any = get_ipython()
-
     # ipykernel's names have the process's id in them. The lines of a cell, which the recorder and
     # the errors name, would differ between the processes.
     shell.compile.get_code_name = lambda raw, code, number: f"In[{number}]"
@@ -169,8 +168,6 @@ def _take_one_interrupt(*_: Any) -> None:
 
 def begin(number: int) -> None:
     """The next cell has the number ``number`` in the notebook."""
-    from IPython.core.getipython import get_ipython
-
     shell: Any = get_ipython()
     shell.execution_count = number
 
@@ -200,8 +197,6 @@ def fetch(names: list[str]) -> list[Any]:
     Raises NameError where there is none of that name, ValueError for an array of which other
     processes have parts.
     """
-    from IPython.core.getipython import get_ipython
-
     shell: Any = get_ipython()
     return [_portable(name, shell.user_ns) for name in names]
 

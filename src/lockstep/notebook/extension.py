@@ -24,6 +24,6 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """Ends the processes of the notebook."""
-    from lockstep.notebook import magics
-
-    magics.unload(shell)
+    magics = shell.magics_manager.registry.get("LockstepMagics")
+    if magics is not None:
+        magics.close()

@@ -88,14 +88,11 @@ class Job:
             if time.monotonic() > deadline:
                 raise NotebookError("the processes have not started in 600 s.")
             time.sleep(_POLL)
-        self.pids = self._call(engine.prepare, range(self.processes), self._in_time(deadline))
+        self.pids = self.results(engine.prepare, range(self.processes), deadline=deadline)
         engines: Any = self._cluster.engine_set
         self._run_dir = engines.run_dir
         if not self.hosts:
             self._pidfds = [os.pidfd_open(pid) for pid in self.pids]
-
-    def _in_time(self, deadline: float) -> Callable[[], bool]:
-        return lambda: self.lives and time.monotonic() < deadline
 
     def _end_processes(self) -> None:
         self.pids = []
@@ -169,20 +166,17 @@ class Job:
         except IndexError:
             raise NotebookError(self.death() or f"process {process} has ended.") from None
 
-    def results(self, function: Callable[..., Any], processes: Sequence[int], *args: Any) -> list:
-        """The results of a call in some processes. Raises `NotebookError` if one has died."""
-        return self._call(function, processes, lambda: self.lives, *args)
-
-    def _call(
+    def results(
         self,
         function: Callable[..., Any],
         processes: Sequence[int],
-        goes_on: Callable[[], bool],
         *args: Any,
+        deadline: float = float("inf"),
     ) -> list[Any]:
+        """The results of a call in some processes. Raises `NotebookError` if one has died."""
         calls = [self.call(function, process, *args) for process in processes]
         while not all(call.ready() for call in calls):
-            if not goes_on():
+            if not self.lives or time.monotonic() > deadline:
                 raise NotebookError(self.death() or "the processes do not answer.")
             calls[-1].wait(_POLL)
         try:

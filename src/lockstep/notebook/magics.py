@@ -163,10 +163,3 @@ def load(shell: Any) -> None:
     magics = LockstepMagics(shell)
     shell.register_magics(magics)
     atexit.register(magics.close)
-
-
-def unload(shell: Any) -> None:
-    """Ends the processes."""
-    magics = shell.magics_manager.registry.get("LockstepMagics")
-    if magics is not None:
-        magics.close()

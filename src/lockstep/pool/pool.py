@@ -148,7 +148,8 @@ class Pool:
         outcomes, diagnosis, culprits = self._run(fn, args, kwargs, timeout)
         if all(outcome.kind is Kind.RETURNED for outcome in outcomes):
             return [outcome.value for outcome in outcomes]
-        raise outcome.error_of(outcomes, culprits, diagnosis, _shows_all())
+        full = _config.current().full_tracebacks or tracebacks.jax_shows_all(os.environ)
+        raise outcome.error_of(outcomes, culprits, diagnosis, full)
 
     def outcomes(
         self,
@@ -335,7 +336,3 @@ def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_REPR and "\n" not in text else "..."
-
-
-def _shows_all() -> bool:
-    return _config.current().full_tracebacks or tracebacks.jax_shows_all(os.environ)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dataclasses
 import os
 import random
 import shlex
@@ -96,13 +95,15 @@ class Controller:
             outcomes, diagnosis = self._run(layout, item, nextitem, times)
         except (LockstepError, pytest.Collector.CollectError, pytest.fail.Exception) as error:
             text = f"{type(error).__name__}: {error}"
-            yield merge.failed_report(item, text, _at_end(times))
+            times.ended = time.time()
+            yield merge.failed_report(item, text, times)
             return
+        times.ended = time.time()
         by_rank: dict[int, list[pytest.TestReport]] = {}
         problems: dict[int, str] = {}
         for each in outcomes:
             by_rank[each.rank] = self._read(each, outcomes, problems)
-        for report in merge.verdicts(item, by_rank, layout.n, problems, _at_end(times)):
+        for report in merge.verdicts(item, by_rank, layout.n, problems, times):
             if report.failed and is_cut(report.longreprtext):
                 report.sections.append((_WHOLE_REPORT, diagnosis))
             yield report
@@ -231,10 +232,6 @@ class Controller:
                 self._tty,
             )
         return self._specs[layout]
-
-
-def _at_end(times: merge.Times) -> merge.Times:
-    return dataclasses.replace(times, ended=time.time())
 
 
 def _without_pytest(text: str) -> str:

@@ -97,7 +97,8 @@ def merged(
     ``problems``: what became of ranks that could not report.
     """
     failed = {rank: r for rank, r in reports.items() if r.failed}
-    expected = [r for r in reports.values() if r.skipped and hasattr(r, "wasxfail")]
+    marked = [r for r in reports.values() if hasattr(r, "wasxfail")]
+    expected = [r for r in marked if r.skipped]
     if expected:  # a rank that passes where another fails as expected is no surprise
         failed = {rank: r for rank, r in failed.items() if not str(r.longrepr).startswith(_XPASS)}
     outcome: Any = "passed"
@@ -122,8 +123,8 @@ def merged(
         stop=max((r.stop for r in reports.values()), default=0.0),
         user_properties=_properties(reports.values()),
     )
-    if not shown and (marked := expected or [r for r in reports.values() if _is_marked(r)]):
-        found.wasxfail = marked[0].wasxfail  # pyright: ignore[reportAttributeAccessIssue]
+    if not shown and (with_mark := expected or marked):
+        found.wasxfail = with_mark[0].wasxfail  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 
@@ -220,10 +221,6 @@ def _distance(longrepr: Any) -> int:
     if pool_outcome.STUCK in text:
         return 1
     return 2 if texts.OF_THE_ENGINE in text or pool_outcome.WAITED in text else 0
-
-
-def _is_marked(report: pytest.TestReport) -> bool:
-    return hasattr(report, "wasxfail")
 
 
 def _properties(reports: Any) -> list[Any]:

@@ -165,7 +165,9 @@ class _RankSession:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # The hook, which a terminal calls otherwise, fails a test whose subtests have failed.
         self._config.hook.pytest_report_teststatus(report=report, config=self._config)
-        self._reports.append(self._serialized(report))
+        found = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        assert found is not None
+        self._reports.append(found)
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -191,11 +193,6 @@ class _RankSession:
     def pytest_exception_interact(self, node: pytest.Item, call: Any, report: Any) -> None:
         if self._tty and isinstance(report, pytest.TestReport) and _is_first():
             _debug(self._tty, node, call.excinfo)
-
-    def _serialized(self, report: pytest.TestReport) -> dict[str, Any]:
-        found = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        assert found is not None
-        return found
 
 
 def _is_first() -> bool:
