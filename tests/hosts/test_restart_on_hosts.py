@@ -141,19 +141,3 @@ def test_a_host_that_has_lost_its_way_to_another_is_left_out(tmp_path: Path) -> 
         assert re.search(r"b +problem +network +no route between b \(10.9.0.2\) and c", said)
         assert sorted(out.decode().splitlines()) == ["[0@a] up 1 2", "[1@c] up 1 2"]
         hosts.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_eight_hosts(tmp_path: Path) -> None:
-    source = """
-    import jax, lockstep; import jax.numpy as jnp
-    from jax.experimental import multihost_utils as m
-    lockstep.initialize()
-    print(sum(m.process_allgather(jnp.array([jax.process_index()])).ravel().tolist()))
-    """
-    with ssh_hosts(tmp_path, "abcdefgh") as hosts:
-        words = hosts.run_command(tmp_path, source, "--hosts", ",".join("abcdefgh"))
-        found = hosts.run("a", words, timeout=TIMEOUT)
-        expected = [f"[{i}@{name}] 28" for i, name in enumerate("abcdefgh")]
-        assert sorted(found.stdout.splitlines()) == expected
-        hosts.assert_nothing_left()

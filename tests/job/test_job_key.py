@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +20,10 @@ from lockstep.engine.options import Network
 from lockstep.job import job_key
 from lockstep.job.job_key import JobKey
 from of_this_jax import MUTUAL_TLS
-from processes import captured, clean_environ, free_port, run_processes
+from processes import captured, clean_environ, free_port, run_processes, write_key
 
-SECRET = "0123456789abcdef" * 4
+SECRET = "k" * 64
+"""What `write_key` writes."""
 
 
 def test_the_module_says_where_each_key_is_derived() -> None:
@@ -34,26 +37,20 @@ def test_the_module_says_where_each_key_is_derived() -> None:
     assert sorted(said) == sorted(places)
 
 
-def write(path: Path, text: str = f"{SECRET}\n", mode: int = 0o600) -> Path:
-    path.write_text(text)
-    path.chmod(mode)
-    return path
-
-
 # The key file
 
 
 def test_the_key_is_the_digest_of_what_the_file_holds(tmp_path: Path) -> None:
-    one = job_key.read_key(str(write(tmp_path / "one")))
-    other = job_key.read_key(str(write(tmp_path / "other", f"\n  {SECRET} \r\n", 0o400)))
+    one = job_key.read_key(str(write_key(tmp_path / "one")))
+    other = job_key.read_key(str(write_key(tmp_path / "other", f"\n  {SECRET} \r\n", 0o400)))
     assert one == other == JobKey(hashlib.sha256(SECRET.encode()).digest())
-    different = job_key.read_key(str(write(tmp_path / "different", SECRET[:-1])))
+    different = job_key.read_key(str(write_key(tmp_path / "different", SECRET[:-1])))
     assert one.key != different.key
 
 
 def test_a_path_from_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "key")
+    write_key(tmp_path / "key")
     assert job_key.read_key("~/key").key is not None
 
 
@@ -61,7 +58,7 @@ def test_a_relative_path_is_taken_where_the_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(Path("key"))
+    write_key(Path("key"))
     config = Config.from_environ({"LOCKSTEP_KEY_FILE": "key"})
     monkeypatch.chdir("/")
     assert job_key.read_key(config.key_file).key is not None
@@ -87,7 +84,7 @@ def test_the_secret_of_a_run_is_for_a_job_that_one_launcher_has_started(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write(tmp_path / "secret")
+    write_key(tmp_path / "secret")
     config = Config(
         local_num_processes=local, num_processes=total, num_hosts=hosts, run_dir=str(tmp_path)
     )
@@ -115,48 +112,28 @@ def test_the_key_is_not_printed() -> None:
     assert repr(key) not in shown
 
 
-def directory(path: Path) -> None:
-    path.mkdir()
+MAKE = "openssl rand -hex 32 > {}"
+ANY = MAKE.format("~/")
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path, 0o600)
-
-
-def nothing(path: Path) -> None:
-    pass
-
-
-def short(path: Path) -> None:
-    write(path, f"{SECRET[:31]}   \n")
-
-
-def empty(path: Path) -> None:
-    write(path, "")
-
-
-def for_the_group(path: Path) -> None:
-    write(path, mode=0o640)
-
-
-def for_all(path: Path) -> None:
-    write(path, mode=0o606)
+def write(**values: Any) -> Callable[[Path], Path]:
+    return functools.partial(write_key, **values)
 
 
 @pytest.mark.parametrize(
     ("make", "problem", "fix"),
     [
-        (nothing, "cannot be read (No such file or directory)", "openssl rand -hex 32 > ~/"),
-        (directory, "is no regular file", "openssl rand -hex 32 > ~/"),
-        (pipe, "is no regular file", "openssl rand -hex 32 > ~/"),
-        (short, "has 31 characters, and a key has at least 32", "openssl rand -hex 32 > {}"),
-        (empty, "has 0 characters, and a key has at least 32", "openssl rand -hex 32 > {}"),
-        (for_the_group, "can be read or written by others (mode 0640)", "chmod 600 {}"),
-        (for_all, "can be read or written by others (mode 0606)", "chmod 600 {}"),
+        (lambda path: None, "cannot be read (No such file or directory)", ANY),
+        (os.mkdir, "is no regular file", ANY),
+        (os.mkfifo, "is no regular file", ANY),
+        (write(text=f"{SECRET[:31]}   \n"), "has 31 characters, and a key has at least 32", MAKE),
+        (write(text=""), "has 0 characters, and a key has at least 32", MAKE),
+        (write(mode=0o640), "can be read or written by others (mode 0640)", "chmod 600 {}"),
+        (write(mode=0o606), "can be read or written by others (mode 0606)", "chmod 600 {}"),
     ],
 )
 def test_a_file_that_cannot_be_used(
-    tmp_path: Path, make: Callable[[Path], None], problem: str, fix: str
+    tmp_path: Path, make: Callable[[Path], object], problem: str, fix: str
 ) -> None:
     path = tmp_path / "key"
     make(path)
@@ -168,7 +145,7 @@ def test_a_file_that_cannot_be_used(
 
 
 def test_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "key")
+    path = write_key(tmp_path / "key")
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     file = job_key.read_key(str(path))
@@ -220,11 +197,11 @@ def test_a_process_without_a_key_lets_no_process_wait(
         words = [missing, "Error" if mode is None else words[1]]
     address = f"127.0.0.1:{free_port()}"
     environs = [{"LOCKSTEP_HOST_ID": f"host {i}"} for i in range(2)]
-    environs[0]["LOCKSTEP_KEY_FILE"] = str(write(tmp_path / "key"))
+    environs[0]["LOCKSTEP_KEY_FILE"] = str(write_key(tmp_path / "key"))
     for environ in environs:
         environ["LOCKSTEP_START_TIMEOUT"] = "5"
     if mode is not None:
-        environs[1]["LOCKSTEP_KEY_FILE"] = str(write(tmp_path / "other", mode=mode))
+        environs[1]["LOCKSTEP_KEY_FILE"] = str(write_key(tmp_path / "other", mode=mode))
     for process, ended in enumerate(
         run_processes(PROGRAM, environs, [[address, str(i)] for i in range(2)])
     ):

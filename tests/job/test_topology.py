@@ -99,15 +99,9 @@ def test_this_process_describes_itself() -> None:
     assert set(own.cpus) == os.sched_getaffinity(0)
     assert own.engine == "0.1.0"
     assert own.label == f"process 3 (pid {os.getpid()} on {os.uname().nodename})"
-    assert topology.this_process(4, None, "0.1.0").host_id == own.host_id
+    for unset in ("", None):
+        assert topology.this_process(4, unset, "0.1.0").host_id == own.host_id
     assert topology.this_process(3, "elsewhere", "0.1.0").host_id == "elsewhere"
-
-
-def test_an_empty_host_id_is_no_host_id() -> None:
-    assert (
-        topology.this_process(0, "", "0.1.0").host_id
-        == topology.this_process(0, None, "0.1.0").host_id
-    )
 
 
 facts = st.dictionaries(

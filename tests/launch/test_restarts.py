@@ -127,13 +127,3 @@ print("sum", value, os.environ["LOCKSTEP_COORDINATOR"])
     result = run_lockstep(options, program, timeout=90, forked=True)
     assert [lines[-1].split()[1] for lines in result.by_process.values()] == ["2.0", "2.0"]
     assert "process 0 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
-
-
-def test_kill_9_of_the_launcher_in_a_later_attempt_leaves_nothing() -> None:
-    program = (
-        START + "if attempt == 0: sys.exit(1)\n(here / f'ready_{me}').touch()\ntime.sleep(100)"
-    )
-    with start_lockstep(["-n", "2", "--max-restarts", "1"], program, forked=True) as run:
-        run.wait_files("ready_*", 2)
-        run.process.kill()
-        run.finish(30)

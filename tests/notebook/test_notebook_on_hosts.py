@@ -97,15 +97,3 @@ def test_a_death_on_another_host_a_restart_and_the_end_of_the_kernel(
     assert "process 1 of 2 on b failed first" in next_cell
     assert "2 processes on 2 hosts" in restarted
     assert met == "9"
-
-
-@pytest.mark.full
-def test_nothing_is_left_on_any_host_when_the_kernel_is_killed(
-    hosts: SshHosts, tmp_path: Path
-) -> None:
-    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    command = [sys.executable, str(CELLS), str(tmp_path)]
-    cells = json.dumps([(start(hosts), None), (killed, None)])
-    found = hosts.run("a", [*command, cells], timeout=TIMEOUT, check=False)
-    assert "DeadKernelError" in found.stderr
-    hosts.assert_nothing_left(30.0)

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
+from lockstep.testing.in_job import compared
 from processes import captured
 from pytest_sessions import project
-
-
-def run_in_job(folder: Path, *args: str) -> str:
-    command: Sequence[str] = ["run", "-n", "2", "--auto-init", "-m", "pytest", *args]
-    ended = captured([sys.executable, "-m", "lockstep", *command], cwd=folder, timeout=120)
-    return ended.stdout + ended.stderr
-
 
 IN_JOB = """
     import jax
@@ -43,7 +34,10 @@ IN_JOB = """
 
 def test_a_suite_under_lockstep_run_gets_one_report(tmp_path: Path) -> None:
     folder = project(tmp_path, IN_JOB)
-    text = run_in_job(folder, "-p", "no:cacheprovider", "-rs", "--junitxml=out.xml")
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", "--auto-init", "-m", "pytest"]
+    options = ["-p", "no:cacheprovider", "-rs", "--junitxml=out.xml"]
+    ended = captured([*command, *options], cwd=folder, timeout=120)
+    text = ended.stdout + ended.stderr
     assert "rank 0: 1 failed, 3 passed, 1 skipped" in text
     assert "rank 1: 2 failed, 2 passed, 1 skipped; differs from rank 0:" in text
     assert "test_it.py::test_wrong_on_one: failed: assert 1 == 0" in text
@@ -53,8 +47,7 @@ def test_a_suite_under_lockstep_run_gets_one_report(tmp_path: Path) -> None:
     assert files == ["out.rank0.xml", "out.rank1.xml"]
 
 
-@pytest.mark.full
-def test_ranks_that_agree_are_one_line(tmp_path: Path) -> None:
-    folder = project(tmp_path, IN_JOB)
-    text = run_in_job(folder, "-p", "no:cacheprovider", "-k", "right or (wrong and not one)")
-    assert "rank 1: 1 failed, 1 passed, the same on rank 0" in text
+def test_ranks_that_agree_are_one_line() -> None:
+    first = {"test_right": "passed", "test_wrong": "failed: assert 1 == 2"}
+    agrees = "ranks 1-2: 1 failed, 1 passed, the same on rank 0"
+    assert compared(first, {1: first, 2: first})[1:] == [agrees]
