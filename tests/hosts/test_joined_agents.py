@@ -53,9 +53,12 @@ class Joined:
             raise LookupError("a fault of the supervisor")
         self.ended.append(ended)
 
+    def connect(self) -> socket.socket:
+        """A connection of a program that has the key."""
+        return network_probe.connect("127.0.0.1", self.port, "job", KEY, TIMEOUT)
+
     def line(self, process: int) -> Line:
-        made = network_probe.connect("127.0.0.1", self.port, "job", KEY, TIMEOUT)
-        return Line(made, process)
+        return Line(self.connect(), process)
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         end = time.monotonic() + TIMEOUT
@@ -126,30 +129,23 @@ def test_a_program_that_saves_after_sigterm_is_waited_for(joined: Joined, tmp_pa
     joined.attach()
 
 
-def connect(joined: Joined) -> socket.socket:
-    """A connection of a program that has the key."""
-    made = network_probe.connect("127.0.0.1", joined.port, "job", KEY, TIMEOUT)
-    made.settimeout(TIMEOUT)
-    return made
-
-
 def test_so_many_connections_are_taken_and_no_more(joined: Joined) -> None:
     with contextlib.ExitStack() as connections:
         limit = 2 + network_probe.MAX_CLIENTS
         before = len(os.listdir("/proc/self/fd"))
-        made = [connections.enter_context(connect(joined)) for _ in range(limit)]
+        made = [connections.enter_context(joined.connect()) for _ in range(limit)]
         with pytest.raises(ConnectionError):
-            connect(joined)
+            joined.connect()
         joined.wait_until(lambda: joined.agents.connected == limit)
         assert len(os.listdir("/proc/self/fd")) == before + 2 * limit, "one at each end"
         made[0].close()
         joined.wait_until(lambda: joined.agents.connected == limit - 1)
-        connections.enter_context(connect(joined))
+        connections.enter_context(joined.connect())
 
 
 @pytest.mark.usefixtures("no_silence")
 def test_a_connection_over_which_no_agent_becomes_ready_is_closed(joined: Joined) -> None:
-    with connect(joined) as silent, ThreadPoolExecutor(1) as threads:
+    with joined.connect() as silent, ThreadPoolExecutor(1) as threads:
         line = joined.line(1)
         waits = threads.submit(line.wait_for_start)
         joined.wait_until(lambda: joined.agents.connected == 2 and 1 in joined.agents.of)
@@ -168,7 +164,7 @@ def test_a_message_that_is_longer_than_any_of_an_agent_is_refused(
     joined: Joined, head: int, body: int
 ) -> None:
     """The lengths end the connection, before the bytes are there."""
-    with connect(joined) as other:
+    with joined.connect() as other:
         other.sendall(struct.pack(">IQ", head, body))
         joined.wait_until(lambda: bool(joined.lost))
         assert other.recv(1) == b""

@@ -7,8 +7,6 @@ import pty
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +15,7 @@ from lockstep.system.process_tree import stat
 from processes import read_lines
 from support import assert_unsaid, marked, wait_until
 from worker.test_worker_command import WORKER
-from worker.workers import TIMEOUT, Workers, pids, rest
+from worker.workers import TIMEOUT, Workers, pids, rest, workers_with
 
 SAY = """
 import os, signal, sys, time
@@ -30,12 +28,7 @@ print("pid", os.getpid(), os.getppid(), os.getpgrp(), flush=True)
 print("open", sorted(os.listdir("/proc/self/fd")), "LOCKSTEP_AGENT" in os.environ, flush=True)
 exec(sys.argv[1])
 """
-
-
-@pytest.fixture
-def saying(tmp_path: Path) -> Iterator[Workers]:
-    with Workers(tmp_path, SAY) as made:
-        yield made
+saying = workers_with(SAY)
 
 
 def test_the_agent_is_the_parent_and_the_program_has_a_group_of_its_own(saying: Workers) -> None:

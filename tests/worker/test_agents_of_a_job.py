@@ -6,15 +6,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from of_this_jax import where_numbered
 from processes import captured
 from support import assert_unsaid, marked, wait_until
-from worker.workers import TIMEOUT, Workers, rest
+from worker.workers import TIMEOUT, Workers, rest, workers_with
 
 LOOP = """
 import os, sys, time, jax, numpy as np
@@ -35,12 +33,7 @@ except Exception as error:
     sys.stdout.write("saved\\n")
     raise SystemExit(3)
 """
-
-
-@pytest.fixture
-def looping(tmp_path: Path) -> Iterator[Workers]:
-    with Workers(tmp_path, LOOP) as made:
-        yield made
+looping = workers_with(LOOP)
 
 
 @pytest.mark.full

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from lanes import needs
-from worker.workers import TIMEOUT, Workers
+from worker.workers import TIMEOUT, Workers, workers_with
 
 pytestmark = [needs(os.geteuid() == 0, "needs root, to mount a file system"), pytest.mark.full]
 
@@ -22,12 +20,7 @@ if jax.process_index() == 1:
     raise ValueError("planted")
 """
 FULL = 'mount -t tmpfs -o size=64k none "$TMPDIR"; cat /dev/zero >"$TMPDIR/x" 2>&-; exec "$@"'
-
-
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    with Workers(tmp_path, PROGRAM) as made:
-        yield made
+workers = workers_with(PROGRAM)
 
 
 def test_the_job_runs_and_says_what_is_missing_and_what_to_do(workers: Workers) -> None:

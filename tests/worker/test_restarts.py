@@ -17,7 +17,7 @@ from lockstep.system import tcp_ports
 from processes import captured, free_port, read_lines
 from support import assert_unsaid, wait_until, with_variables
 from worker.test_worker_command import CLEAN, WORKER
-from worker.workers import Workers, rest
+from worker.workers import Workers, rest, workers_with
 
 TIMEOUT = 120.0
 FAILS = r"""
@@ -46,12 +46,7 @@ sys.stdout.write(f"attempt {attempt} {ranks.ravel().tolist()} at {ports}\n")
 if left.exists() and os.path.exists(f"/proc/{left.read_text()}"):
     print("a child of the attempt before runs on")
 """
-
-
-@pytest.fixture
-def failing(tmp_path: Path) -> Iterator[Workers]:
-    with Workers(tmp_path, FAILS) as made:
-        yield made
+failing = workers_with(FAILS)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 from cluster_environs import torchrun
 from lockstep.system import process_tree
@@ -69,6 +71,17 @@ class Workers:
         process_tree.kill(marked(self.mark))
         for process in self.started:
             process.communicate(timeout=TIMEOUT)
+
+
+def workers_with(program: str) -> Callable[..., Iterator[Workers]]:
+    """A fixture: processes that run this program."""
+
+    @pytest.fixture
+    def workers(tmp_path: Path) -> Iterator[Workers]:
+        with Workers(tmp_path, program) as made:
+            yield made
+
+    return workers
 
 
 def pids(process: subprocess.Popen[str]) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ program is never parsed as an option of Lockstep.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 
 from lockstep._config import (
@@ -70,30 +71,24 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         "host with GPUs its GPUs, default: one",
     )
     add = parser.add_argument_group("checks, waits and errors").add_argument
-    add(
+    flag = functools.partial(add, action="store_true", default=None)
+    limit = functools.partial(add, type=checked(seconds), metavar="SECONDS")
+    flag(
         "--auto-init",
-        action="store_true",
-        default=None,
         help="call lockstep.initialize() before the program starts, so that the program need not",
     )
-    add(
+    limit(
         "--collective-timeout",
-        type=checked(seconds),
-        metavar="SECONDS",
         help="how long a collective waits for the other processes before it raises an error; "
         "0: forever; default: 600",
     )
-    add(
+    limit(
         "--stall-warning",
-        type=checked(seconds),
-        metavar="SECONDS",
         help="report a wait after this long, with the processes that have not arrived and what "
         "they are doing; 0: never; default: 30",
     )
-    add(
+    limit(
         "--start-timeout",
-        type=checked(seconds),
-        metavar="SECONDS",
         help="how long to wait for all processes to join the job before an error names those that "
         "have not; 0: forever; default: 120",
     )
@@ -118,10 +113,8 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         help="what carries the data between hosts: tcp, or ucx, for InfiniBand and RoCE, which "
         "takes UCX and --no-encryption; default: tcp",
     )
-    add(
+    flag(
         "--strict",
-        action="store_true",
-        default=None,
         help="also check that all processes call a collective from the same line; slower",
     )
     add(
@@ -140,10 +133,8 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         "first call of each and at every EVERY-th after it; slower; EVERY without a number: "
         f"{DEFAULT_CHECK_REPLICAS}",
     )
-    add(
+    flag(
         "--full-tracebacks",
-        action="store_true",
-        default=None,
         help="keep the frames of jax, of other installed packages and of Python in tracebacks",
     )
 
