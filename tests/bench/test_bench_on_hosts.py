@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
-from ssh_hosts import possible, ssh_hosts
+from ssh_hosts import NEEDED, ssh_hosts
 
 
-@needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+@NEEDED
 @pytest.mark.full
 @pytest.mark.parametrize("op", ["all_reduce", "permute"])
 def test_a_collective_is_measured_between_hosts(tmp_path: Path, op: str) -> None:

@@ -143,7 +143,6 @@ def test_a_machine_that_was_suspended_runs_no_processes_any_more(tmp_path: Path)
     """The clock that counts this time is another one than that of timers."""
     awake = tmp_path / "awake"
     with started(tmp_path, SUSPENDED.format(file=str(awake))) as agent:
-        agent.until("hello")
         agent.channel.send("ping", t=1)
         agent.until("pong")
         agent.channel.send("ping", t=2, heard=1)

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,24 +20,15 @@ pytestmark = [
     pytest.mark.timeout(180),
     NEEDED,
 ]
-SUM = r"""
-import os, sys, jax
-jax.distributed.initialize()
-from jax.experimental import multihost_utils
-ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
-sys.stdout.write(f"sum {os.uname().nodename} {ranks.ravel().tolist()}\n")
-"""
 DOMAIN = "train.default.svc.cluster.local"
-
-
 PODS = ("train-0", "train-1")
-LOOPS = r"""
+SUM = r"""
 import os, sys, time, jax
 jax.distributed.initialize()
 from jax.experimental import multihost_utils
 while True:
     ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
-    if os.environ["LOCKSTEP_ATTEMPT"] != "0":
+    if os.environ["LOCKSTEP_ATTEMPT"] not in sys.argv[1:]:  # the attempts that go on
         break
     print("up", flush=True)
     time.sleep(0.05)
@@ -57,16 +48,18 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
         yield made
 
 
-def start(hosts: SshHosts, pod: str, source: str, *options: str) -> subprocess.Popen[bytes]:
+def start(
+    hosts: SshHosts, pod: str, options: Sequence[str] = (), args: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     program = hosts.folder / "program.py"
-    program.write_text(source)
+    program.write_text(SUM)
     variables = {
         "HOSTNAME": pod,
         "JOB_COMPLETION_INDEX": str(PODS.index(pod)),
         "JOB_COMPLETIONS": "2",
         "LOCKSTEP_KEY_FILE": str(hosts.folder / "key"),
     }
-    worker = [sys.executable, "-m", "lockstep", "worker", *options, str(program)]
+    worker = [sys.executable, "-m", "lockstep", "worker", *options, str(program), *args]
     return hosts.start(pod, worker, variables)
 
 
@@ -80,19 +73,19 @@ def assert_sum(pod: str, process: subprocess.Popen[bytes]) -> str:
 
 
 def test_pods_of_an_indexed_job(hosts: SshHosts) -> None:
-    for pod, process in [(pod, start(hosts, pod, SUM)) for pod in PODS]:
+    for pod, process in [(pod, start(hosts, pod)) for pod in PODS]:
         assert_sum(pod, process)
     hosts.assert_nothing_left()
 
 
 def test_a_new_pod_in_the_place_of_one_that_was_evicted(hosts: SshHosts) -> None:
-    stays, evicted = (start(hosts, pod, LOOPS, "--max-restarts", "1") for pod in PODS)
+    stays, evicted = (start(hosts, pod, ["--max-restarts", "1"], ["0"]) for pod in PODS)
     read_lines(evicted, 1)
     process_tree.kill({*hosts.processes(PODS[1])})
     evicted.communicate(timeout=60)
     shutil.rmtree(hosts.folder / PODS[1] / "tmp")
     (hosts.folder / PODS[1] / "tmp").mkdir()
-    new = start(hosts, PODS[1], LOOPS, "--max-restarts", "1")
+    new = start(hosts, PODS[1], ["--max-restarts", "1"], ["0"])
     said = assert_sum(PODS[0], stays)
     assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", said, re.M), said
     assert "attempt 0 has failed; starting again (1 restart left)" in said
