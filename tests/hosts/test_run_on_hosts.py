@@ -23,10 +23,10 @@ hosts = hosts_of_module("abc")
 
 
 def run(
-    hosts: SshHosts, folder: Path, source: str, *options: str, env: dict[str, str] | None = None
+    hosts: SshHosts, folder: Path, source: str, *options: str
 ) -> subprocess.CompletedProcess[str]:
     words = hosts.run_command(folder, source, *options)
-    return hosts.run("a", words, env=env, timeout=TIMEOUT, check=False)
+    return hosts.run("a", words, timeout=TIMEOUT, check=False)
 
 
 def start(hosts: SshHosts, folder: Path, source: str, *options: str) -> subprocess.Popen[bytes]:

@@ -43,7 +43,6 @@ from lockstep.processes.first_failure import (
 from lockstep.processes.guard import PASSED_ON
 from lockstep.processes.job_processes import Loop, Processes
 from lockstep.processes.job_spec import LaunchSpec
-from lockstep.processes.local_processes import LocalProcesses
 from lockstep.processes.restart_decision import Restarts
 from lockstep.processes.stop_plan import FAILURE, GROW, StopPlan
 from lockstep.system import process_tree, signal_pipe
@@ -63,14 +62,14 @@ class Supervisor:
         self,
         job: LaunchSpec,
         lifeline: int,
-        restarts: Restarts | None = None,
-        processes: Callable[[LaunchSpec, Loop], Processes] = LocalProcesses,
-        before_keeping: Callable[[], str] = lambda: "",
+        restarts: Restarts,
+        processes: Callable[[LaunchSpec, Loop], Processes],
+        before_keeping: Callable[[], str],
     ) -> None:
         """``before_keeping``: as in `EndReport`."""
         self._job = job
         self._lifeline = lifeline
-        self._restarts = restarts or Restarts(0)
+        self._restarts = restarts
         self.selector = selectors.PollSelector()
         many = job.job_processes > FEW
         self.console = Console(self.selector, AlikeLines() if many else None)

@@ -44,9 +44,8 @@ class _Source:
 class Folder:
     """What the processes write that run a cell."""
 
-    def __init__(self, processes: Sequence[int], hold: float = HOLD) -> None:
+    def __init__(self, processes: Sequence[int]) -> None:
         self._sources = {process: _Source() for process in processes}
-        self._hold = hold
 
     def feed(self, process: int, stream: str, text: str, now: float) -> None:
         """Takes text of a process; a carriage return starts its line again."""
@@ -102,7 +101,7 @@ class Folder:
         # Lines that another process has behind others of its own come last.
         for item, group in sorted(groups, key=lambda pair: self._comes_later(*pair)):
             oldest = min(self._sources[process].items[0][1] for process in group)
-            if all_of_it or not awaited or oldest + self._hold <= now:
+            if all_of_it or not awaited or oldest + HOLD <= now:
                 return tuple(group), item
         return None
 

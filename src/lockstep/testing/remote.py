@@ -161,7 +161,6 @@ class _RankSession:
 
     # Hooks
 
-    @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # The hook, which a terminal calls otherwise, fails a test whose subtests have failed.
         self._config.hook.pytest_report_teststatus(report=report, config=self._config)
@@ -169,12 +168,10 @@ class _RankSession:
         assert found is not None
         self._reports.append(found)
 
-    @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._reports.append({"problem": str(report.longrepr)})
 
-    @pytest.hookimpl
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
     ) -> None:
@@ -189,7 +186,6 @@ class _RankSession:
             }
         )
 
-    @pytest.hookimpl
     def pytest_exception_interact(self, node: pytest.Item, call: Any, report: Any) -> None:
         if self._tty and isinstance(report, pytest.TestReport) and _is_first():
             _debug(self._tty, node, call.excinfo)

@@ -82,10 +82,8 @@ def table(found: Findings) -> str:
 
 
 def headline(found: Findings) -> str:
-    """Why nothing has started; "" when there is no problem."""
+    """Why nothing has started."""
     bad = with_problems(found)
-    if not bad:
-        return ""
     problems = sum(f.status == PROBLEM for own in found.values() for f in own)
     return (
         f"nothing was started: {counted(problems, 'problem')} on {len(bad)} of "
