@@ -45,7 +45,7 @@ _NO_FLOAT16 = (
 _DIFFER = "tests/faults/test_programs_differ.py::test_{}"
 _ONE_PROGRAM = _DIFFER.format("what_differs_is_the_headline[2-constant]")
 _BARRIER = "tests/faults/test_at_barriers.py::test_both_lines_are_named[one_side-2-2]"
-_LAPACK = _DIFFER.format("what_a_function_of_lapack_is_given_is_compared[gloo]")
+_LAPACK = _DIFFER.format("what_a_program_is_given_beside_its_operations_is_compared[LAPACK-gloo]")
 _COMPILE_ONCE = (
     "tests/programs/test_compile_once.py"
     "::test_a_program_is_compiled_once_and_never_at_the_second_start[{}]"
@@ -70,7 +70,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         _SOUND.format("4-1-options1"),
         _COMPILE_ONCE.format("lockstep"),
         _PLACE.format("the_worker_finds_them[without port"),
-        _PLACE.format("import_lockstep_finds_them[skypilot"),
+        _PLACE.format("import_lockstep_finds_them[jaxjob"),
         _SPAWNED,
     ),
     "faults": (
@@ -133,7 +133,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "MPI": (
         "tests/mpi/test_mpi.py::test_the_five_collectives[2]",
-        _DIFFER.format("programs_are_compared_over_mpi[constant]"),
+        _DIFFER.format("programs_are_compared_over_mpi"),
     ),
 }
 
