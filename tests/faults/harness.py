@@ -80,16 +80,12 @@ def run_fault(
     n: int = 2,
     d: int = 1,
     options: Sequence[str] = (),
-    program: Path = PROGRAM,
-    steps: int | None = None,
-    env: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Runs a fault to its end; fails when the job hangs or leaves something behind."""
     args = ["-n", str(n), "-d", str(d), "--grace", "60", *options]
     args += ["--collective-timeout", str(DEADLINE)]
-    words = [fault, str(culprit), *([] if steps is None else [str(steps)])]
     before = shared_memory()
-    with start_lockstep(args, program, words, env, forked=True) as run:
+    with start_lockstep(args, PROGRAM, [fault, str(culprit)], forked=True) as run:
         result = run.finish(TIMEOUT)
         statuses = ended_with(run.folder)
         assert shared_memory() <= before

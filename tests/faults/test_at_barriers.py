@@ -59,18 +59,6 @@ def test_a_wait_for_a_result_or_for_room_is_recognized(name: str) -> None:
 
 
 @pytest.mark.full
-def test_two_barriers_are_a_deadlock_too() -> None:
-    result = run("two_names", status=1)
-    lines = [line(f"two_names_{name}", PROGRAM) for name in ("save", "seed")]
-    assert re.search(
-        rf"a deadlock: process 0 \(.*?\) waits in barrier\('save'\) at {re.escape(lines[0])} for "
-        rf"process 1; process 1 \(.*?\) waits in assert_same\(..., 'seed'\) at "
-        rf"{re.escape(lines[1])} for process 0",
-        result.said_by_launcher,
-    ), result
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["in_flight", "another_thread", "not_read_yet", "timeout", "alarm", "own_name"]
 )

@@ -44,15 +44,6 @@ def step(x):
 
 print(float(step(x)))
 """
-STATIC = """
-from functools import partial
-
-@partial(jax.jit, static_argnums=1)
-def step(x, power):
-    return (x ** power).sum()  # HERE
-
-print(float(step(x, 2 + (me == 1))))
-"""
 BRANCH = """
 @jax.jit
 def step(x):
@@ -129,7 +120,6 @@ def test_alike_calls_are_told_by_their_programs(program: str, words: str) -> Non
             id="constant",
         ),
         full(DRAWN, "a constant is 0.", id="drawn"),
-        full(STATIC, "one more operation: multiply on process 1", id="static"),
         full(BRANCH, "one more operation: sine on process 1", id="branch"),
     ],
 )
@@ -333,17 +323,9 @@ def test_what_is_traced_elsewhere_or_again_is_the_same_program() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        (CONSTANT, "a constant is 3.0 on process 1, 2.0 on process 0"),
-        (BRANCH, "one more operation: sine on process 1"),
-    ],
-    ids=["constant", "branch"],
-)
-def test_programs_are_compared_over_mpi(program: str, words: str) -> None:
+def test_programs_are_compared_over_mpi() -> None:
     options = ["--collectives", "mpi", "--grace", "10"]
-    result = run_lockstep(options, HEAD + program, d=1, timeout=120, expect_status=None)
+    result = run_lockstep(options, HEAD + CONSTANT, d=1, timeout=120, expect_status=None)
     assert result.status not in (0, None), result
-    assert words in result.said_by_launcher, result
+    assert "a constant is 3.0 on process 1, 2.0 on process 0" in result.said_by_launcher, result
     assert "# HERE" in result.said_by_launcher

@@ -17,7 +17,6 @@ from support import Run, start_lockstep, wait_until
 
 TRAINING = PROGRAMS / "training.py"
 FOR_EVER = str(10**9)
-MOMENTS = 20
 
 
 def pid_of(run: Run, process: int) -> int:
@@ -65,7 +64,19 @@ def wait_for_training(run: Run, n: int) -> None:
     wait_until(lambda: len(list(run.folder.glob("training_*"))) == n, "training", 60)
 
 
-def kill_at_a_moment(moment: int, victim: int, n: int) -> None:
+@pytest.mark.parametrize(
+    ("moment", "victim", "n"),
+    [
+        full(0, 0, 2),
+        full(1, 1, 2),
+        *(
+            pytest.param(moment, victim, 3, marks=pytest.mark.slow)
+            for moment in range(20)
+            for victim in range(3)
+        ),
+    ],
+)
+def test_a_process_is_killed_at_any_moment_of_training(moment: int, victim: int, n: int) -> None:
     # A moment of the loop: no test of a duration, and the same again when the test runs again.
     pause = random.Random(moment).uniform(0, 0.5)
     with start_lockstep(["-n", str(n), "--grace", "60"], TRAINING, [FOR_EVER], forked=True) as run:
@@ -86,19 +97,6 @@ def kill_at_a_moment(moment: int, victim: int, n: int) -> None:
             killed = rf"process {victim} \(pid {pid} on .*\) was killed by SIGKILL"
             assert re.search(killed, told.raised()), result
             assert told.said["saved"] == 10.0
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("moment", "victim"), [(0, 0), (1, 1)])
-def test_a_process_is_killed_in_training(moment: int, victim: int) -> None:
-    kill_at_a_moment(moment, victim, n=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("moment", range(MOMENTS))
-def test_a_process_is_killed_at_any_moment_of_training(moment: int, victim: int) -> None:
-    kill_at_a_moment(moment, victim, n=3)
 
 
 STOPPED = """

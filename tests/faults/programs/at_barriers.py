@@ -1,7 +1,7 @@
 """Programs with a barrier: ``at_barriers.py NAME [LIBRARY]``. ``# LINE name`` marks lines.
 
-The first, up to `two_names`, can never end; those below it look like them for some seconds, and
-print "finished". LIBRARY is native_sleep.cc, for those that call it.
+The first, up to `one_side_dispatches`, can never end; those below it look like them for some
+seconds, and print "finished". LIBRARY is native_sleep.cc, for those that call it.
 """
 
 from __future__ import annotations
@@ -73,14 +73,6 @@ def one_side_dispatches() -> None:
                 X,
             )
         float(last)
-
-
-def two_names() -> None:
-    float(total(X))
-    if ME == 0:
-        lockstep.barrier("save")  # LINE two_names_save
-    else:
-        lockstep.assert_same(1, "seed")  # LINE two_names_seed
 
 
 def in_flight() -> None:

@@ -48,12 +48,6 @@ def last_batch() -> None:
         float(loss(weights, batch(rows)))  # LINE last_batch
 
 
-def last_batch_eager() -> None:
-    for step in range(4):
-        rows = 96 if step == 3 and ME == 1 else 100
-        float(batch(rows).sum())  # LINE last_batch_eager
-
-
 def one_side() -> None:
     weights = jnp.ones((8,))
     for step in range(4):
