@@ -253,10 +253,6 @@ class Hosts:
         other.chmod(mode)
         self.run(name, ["mount", "--bind", str(other), str(path)])
 
-    def replace_directory(self, name: str, path: Path, other: Path) -> None:
-        """Gives a directory other contents on that host alone."""
-        self.run(name, ["mount", "--bind", str(other), str(path)])
-
     def processes(self, name: str) -> dict[int, str]:
         """The command lines of the processes on that host that carry the test's mark, by pid
         (as seen from here)."""

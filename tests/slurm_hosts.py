@@ -17,6 +17,7 @@ import pytest
 
 import ssh_hosts
 from lanes import needs
+from page_commands import ROOT, files
 from ssh_hosts import SshHosts
 from support import wait_until
 
@@ -179,10 +180,7 @@ def program(folder: Path, text: str) -> str:
 
 def of_page(title: str) -> str:
     """The script or program with that title in docs/tutorials/slurm.md."""
-    page = (Path(__file__).resolve().parents[1] / "docs" / "tutorials" / "slurm.md").read_text()
-    found = re.search(rf'^```\w+ title="{re.escape(title)}"\n(.*?)^```$', page, re.M | re.S)
-    assert found, f"docs/tutorials/slurm.md has no {title}"
-    return found[1]
+    return files((ROOT / "docs" / "tutorials" / "slurm.md").read_text())[title]
 
 
 @contextlib.contextmanager

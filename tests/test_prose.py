@@ -79,11 +79,3 @@ def f():
 '''
     found = [(1, "Of"), (4, "Of"), (6, "By"), (7, "Not"), (9, "But")]
     assert prose.bare_openers_of_python(source) == found
-
-
-def test_the_package_has_none() -> None:
-    assert list(prose.python_findings()) == []
-
-
-def test_the_engine_has_none() -> None:
-    assert list(prose.native_findings()) == []

@@ -18,11 +18,9 @@ from lanes import full, sample
 from lockstep.bootstrap import service_loss
 from lockstep.job import current_job
 from lockstep.system import tcp_ports
-from of_this_jax import VERSION
+from of_this_jax import MUTUAL_TLS
 from processes import free_port, python, write_key
 from support import run_lockstep, wait_until
-
-HAS_TLS = VERSION >= (0, 11, 2)
 
 LISTENS = """
 import os, subprocess, sys
@@ -54,7 +52,9 @@ _jax_compat.distributed_client().wait_at_barrier("end", 60_000)
 
 def test_the_service_listens_on_loopback_and_refuses_peers_without_the_key(tmp_path: Path) -> None:
     env = {"LOCKSTEP_KEY_FILE": str(write_key(tmp_path / "key"))}
-    result = run_lockstep([], f"HAS_TLS = {HAS_TLS}\n{LISTENS}", env=env, timeout=100, forked=True)
+    result = run_lockstep(
+        [], f"HAS_TLS = {MUTUAL_TLS}\n{LISTENS}", env=env, timeout=100, forked=True
+    )
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     for process in (0, 1):
         lines = result.by_process[process]
@@ -62,7 +62,7 @@ def test_the_service_listens_on_loopback_and_refuses_peers_without_the_key(tmp_p
         assert found, result
         assert found <= loopback, result
         assert "sum 2.0" in lines, result
-    if HAS_TLS:
+    if MUTUAL_TLS:
         assert "outsider" in result.stdout, result
         assert "read" not in result.stdout
 

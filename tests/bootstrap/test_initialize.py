@@ -40,10 +40,10 @@ def reports(ended: Sequence[Ended]) -> list[dict]:
     return [json.loads(line.removeprefix("report ")) for line in lines if "report " in line]
 
 
-def places(env: Mapping[str, str], count: int = 2) -> tuple[list[dict[str, str]], list[list[str]]]:
-    """(environments, arguments) of a job whose processes are started by themselves."""
+def places(env: Mapping[str, str]) -> tuple[list[dict[str, str]], list[list[str]]]:
+    """(environments, arguments) of a job whose two processes are started by themselves."""
     address = f"127.0.0.1:{free_port()}"
-    return [dict(env)] * count, [[address, str(count), str(i)] for i in range(count)]
+    return [dict(env)] * 2, [[address, "2", str(i)] for i in range(2)]
 
 
 def jax_arguments() -> dict[str, inspect.Parameter]:
@@ -173,10 +173,8 @@ def test_inside_a_slurm_allocation_the_launchers_place_wins() -> None:
 
 # Each case: what process 1 has that process 0 has not, and the columns that must differ.
 DISAGREEMENTS = [
-    ({"JAX_ENABLE_X64": "1"}, {"x64": ("False", "True")}),
     ({"JAX_PLATFORMS": ""}, {"platforms": ("cpu", "default")}),
     ({"JAX_NUM_CPU_DEVICES": "3"}, {"devices": ("2", "3")}),
-    ({"FAKE": "jax.__version__ = '0.99'"}, {"jax": (jax.__version__, "0.99")}),
     ({"FAKE": "lockstep.__version__ = '9.9'"}, {"lockstep": (lockstep.__version__, "9.9")}),
     (
         {"FAKE": "lockstep.engine.bindings.interface = lambda: 'none'"},
@@ -206,7 +204,7 @@ DISAGREEMENTS = [
 ]
 
 
-@sample(("theirs", "columns"), DISAGREEMENTS, 7, ids=["+".join(c) for _, c in DISAGREEMENTS])
+@sample(("theirs", "columns"), DISAGREEMENTS, 5, ids=["+".join(c) for _, c in DISAGREEMENTS])
 def test_a_disagreement_is_shown_as_a_table_on_every_process(
     theirs: dict[str, str], columns: dict[str, tuple[str, str]]
 ) -> None:

@@ -201,12 +201,6 @@ def test_the_variables_of_another_attempt() -> None:
 def environs(names: str) -> list[dict[str, str]]:
     """Those of two processes on this machine."""
     port = str(free_port())
-    if names == "skypilot":
-        both = {**SKYPILOT, "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1"}
-        return [
-            {**both, "SKYPILOT_NODE_RANK": str(rank), "JAX_COORDINATOR_PORT": port}
-            for rank in range(2)
-        ]
     if names == "jaxjob":
         both = {"COORDINATOR_ADDRESS": "127.0.0.1", "COORDINATOR_PORT": port, "NUM_PROCESSES": "2"}
         return [{**JAXJOB, **both, "PROCESS_ID": str(rank)} for rank in range(2)]
@@ -232,7 +226,6 @@ def assert_sums(program: str | Path, names: str) -> None:
     [
         ("without port", BARE),
         ("with port", "lockstep.initialize()"),
-        ("skypilot", "lockstep.initialize()"),
         ("jaxjob", BARE),
     ],
 )
@@ -242,7 +235,7 @@ def test_import_lockstep_finds_them(names: str, join: str) -> None:
 
 @sample(
     ("names", "join"),
-    [("without port", BARE), ("with port", THE_GUIDE_S), ("skypilot", BARE), ("jaxjob", BARE)],
+    [("without port", BARE), ("with port", THE_GUIDE_S), ("jaxjob", BARE)],
     0,
 )
 def test_the_worker_finds_them(names: str, join: str, tmp_path: Path) -> None:

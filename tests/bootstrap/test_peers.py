@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,20 +22,15 @@ NONE = JobKey()
 def meet(keys: Sequence[JobKey], client: Client | None = None) -> list[peers.Peers | Exception]:
     """What each process of a job gets, or raises."""
     client = client or Client()
-    found: list[peers.Peers | Exception] = [NotImplementedError()] * len(keys)
 
-    def run(process: int) -> None:
+    def run(process: int) -> peers.Peers | Exception:
         try:
-            found[process] = peers.exchange(client, peer(process), keys[process], len(keys))
+            return peers.exchange(client, peer(process), keys[process], len(keys))
         except Exception as error:
-            found[process] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(keys))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
+    with ThreadPoolExecutor(len(keys)) as pool:
+        return list(pool.map(run, range(len(keys))))
 
 
 @pytest.mark.parametrize("key", [NONE, JobKey(KEY), JobKey(KEY, is_secret_of_run=True)])

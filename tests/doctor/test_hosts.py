@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lanes import needs
 from lockstep import cli
 from lockstep.doctor.hosts import show_pairs
-from ssh_hosts import possible, ssh_hosts
+from ssh_hosts import NEEDED, ssh_hosts
 
 
 @pytest.mark.full
-@needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+@NEEDED
 def test_hosts_are_checked_and_each_pair_measured(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, "abc", debian="b") as hosts:
         hosts.separate("b", "c")

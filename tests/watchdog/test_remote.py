@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -164,22 +163,9 @@ def test_stacks_are_taken_by_a_neighbour_or_by_itself(job: Job) -> None:
 
 
 def test_watchdogs_that_query_each_other_at_once_all_get_answers(job: Job) -> None:
-    heard: dict[int, dict] = {}
-
-    def ask(process: int) -> Callable[[], None]:
-        return lambda: heard.update({process: told(job, process)})
-
-    threads = [threading.Thread(target=ask(process)) for process in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert {process: set(found) for process, found in heard.items()} == {
-        0: {1, 3},
-        1: {0, 2},
-        2: {1, 3},
-        3: {0, 2},
-    }
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda process: set(told(job, process)), range(4))
+    assert list(found) == [{1, 3}, {0, 2}, {1, 3}, {0, 2}]
 
 
 def test_an_answer_of_a_process_that_was_not_queried_is_dropped(job: Job) -> None:

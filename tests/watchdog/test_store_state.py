@@ -31,17 +31,16 @@ def entry(number: int, done: bool = True, elements: int = 8) -> Entry:
 def of(
     index: int,
     *entries: Entry,
-    count: int = 2,
     inside: str = "",
     compiles: Program | None = None,
     ended: bool = False,
     launches: Program | None = None,
 ) -> ProcessState:
     own = tuple(e._replace(rank=index) for e in entries)
-    members = tuple(index if rank == index else -1 for rank in range(count))
+    members = tuple(index if rank == index else -1 for rank in range(2))
     record = ProcessRecord(
         index,
-        count,
+        2,
         7,
         "a",
         f"process {index} (pid 7 on a)",

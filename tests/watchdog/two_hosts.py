@@ -96,10 +96,8 @@ class Job:
                 raise OSError("it cannot look")
             return [self.process(p, process) for p in range(4) if p % 2 == process % 2]
 
-        def stacks(of: int) -> str:
-            return f"stacks of {of} by {process}"
-
-        return LocalHost(processes, stacks, self.woken[process].set)
+        wake = self.woken[process].set
+        return LocalHost(processes, lambda of: f"stacks of {of} by {process}", wake)
 
     def process(self, index: int, by: int = -1) -> Process:
         real = 10**18 + AHEAD * (index % 2)
