@@ -150,9 +150,7 @@ def test_the_pids_are_those_of_the_others_of_this_host(listener: socket.socket) 
     assert way.listener == listener.fileno()
 
 
-OPTIONS = Options(
-    1, ["p", "q"], 3, 4, 5.0, 6, True, 8, "no", True, False, True, None, "h", 0, True, None
-)
+OPTIONS = Options(process=1, labels=["p", "q"], arena_fd=3, nonce=4)
 
 
 def test_one_host_has_no_network() -> None:

@@ -71,11 +71,8 @@ def waits(run_dir: Path, attempt: int) -> str:
             run = run_records.read_run(run_dir, attempt)
             now = running_job.now_of_hosts(run, time.monotonic_ns())
             found = running_job.settled(diagnose.diagnose(run), now)
-            return (
-                diagnosis_headline.headline(found)
-                if found.kind is not diagnose.Kind.NOTHING
-                else ""
-            )
+            if found.kind is not diagnose.Kind.NOTHING:
+                return diagnosis_headline.headline(found)
     return ""
 
 

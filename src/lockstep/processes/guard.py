@@ -32,7 +32,7 @@ from lockstep._errors import LaunchError, LockstepError
 from lockstep._stderr import complain
 from lockstep._words import signal_name
 from lockstep.processes.first_failure import not_started
-from lockstep.system import process_tree
+from lockstep.system import channel, process_tree
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -105,12 +105,8 @@ def _supervise(
 
 
 def _remove(run_dir: Path, caller: int | None) -> None:
-    if caller is not None:
-        ended = select.poll()
-        ended.register(caller, select.POLLIN)
-        if not ended.poll(0):
-            return
-    shutil.rmtree(run_dir, ignore_errors=True)
+    if caller is None or channel.is_ready(caller, select.POLLIN, 0.0):
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _watch(supervisor: int, handled: set[signal.Signals]) -> int:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from lockstep._errors import LaunchError
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.process_start import Start, spawn
-from lockstep.system import process_tree
+from lockstep.system import channel, process_tree
 
 _MAIN = "lockstep.processes.preloaded"
 _FORK_SECONDS = 5.0
@@ -127,9 +127,7 @@ class Preloaded:
 
     def _readable(self, seconds: float) -> bool:
         assert self._line is not None
-        waits = select.poll()
-        waits.register(self._line, select.POLLIN)
-        return bool(waits.poll(1000 * seconds))
+        return channel.is_ready(self._line.fileno(), select.POLLIN, seconds)
 
     def _has_ended(self) -> bool:
         assert self._line is not None

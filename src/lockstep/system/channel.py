@@ -195,7 +195,7 @@ class Channel:
         Raises TimeoutError, and `ChannelError` for anything that is no message.
         """
         while not self._received and not self.ended:
-            if not _is_ready(self.reads, select.POLLIN, seconds):
+            if not is_ready(self.reads, select.POLLIN, seconds):
                 raise TimeoutError
             self._received += self.receive()
         return self._received.popleft() if self._received else None
@@ -244,7 +244,7 @@ class Channel:
         """Writes all that is queued. Raises OSError where the other side has closed, or reads
         nothing for ``seconds``."""
         while self._pending:
-            if not _is_ready(self.writes, select.POLLOUT, seconds):
+            if not is_ready(self.writes, select.POLLOUT, seconds):
                 raise TimeoutError(f"nothing was read for {seconds:g} s")
             self.write_some()
         if self._unread:
@@ -281,7 +281,8 @@ class Channel:
                 os.close(fd)
 
 
-def _is_ready(fd: int, event: int, seconds: float | None) -> bool:
+def is_ready(fd: int, event: int, seconds: float | None) -> bool:
+    """Whether ``fd`` can be read or written, or has been closed, within so many seconds."""
     poll = select.poll()
     poll.register(fd, event)
     return bool(poll.poll(None if seconds is None else seconds * 1000))

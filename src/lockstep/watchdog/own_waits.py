@@ -61,7 +61,8 @@ class OwnWaits(current_job.Part):
         self._rest: tuple[int, int] | None = None
         self._callback = ""
         self._thread = ""
-        self._left = ""
+        self.left = ""
+        """The call of ``sys.exit()`` with its line; "": the program has made none."""
         self.unanswered = ""
         """The other hosts that do not answer, in words; "": all do."""
         self._compiles = ("", 0.0)
@@ -127,13 +128,8 @@ class OwnWaits(current_job.Part):
         """Publishes where the program has called ``sys.exit()``."""
         if place := _place(error):
             with self._lock:
-                self._left = f"sys.exit() at {place}"
+                self.left = f"sys.exit() at {place}"
                 self._write()
-
-    @property
-    def left(self) -> str:
-        """The call of ``sys.exit()`` with its line; "": the program has made none."""
-        return self._left
 
     def note_unanswered(self, hosts: str) -> None:
         """Publishes which other hosts do not answer; "": all do."""
@@ -184,7 +180,7 @@ class OwnWaits(current_job.Part):
         if not self._path:
             return
         barriers = tuple(barrier for _, barrier in self._inside)
-        told = (self._callback, self._thread, self._left, self.unanswered)
+        told = (self._callback, self._thread, self.left, self.unanswered)
         program, since = self._compiles
         waits = Waits(barriers, self._uses, self._rest, *told, program, since)
         # The job goes on without a report of its barriers where they cannot be written.
