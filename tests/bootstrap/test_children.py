@@ -24,11 +24,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
 x = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(jax.numpy.ones((2, 3)))
 print(jax.config.jax_cpu_collectives_implementation, float(x[0, 0]), flush=True)
 """
-BEGINNINGS = {
-    "nothing else": "import lockstep",
-    "jax": "import lockstep, jax",
-    "its library": "import lockstep; from jaxlib import _jax",
-}
+BEGINNINGS = ["import lockstep", "import lockstep, jax", "import lockstep; from jaxlib import _jax"]
 
 
 def computed(ended: Ended) -> str:
@@ -38,12 +34,12 @@ def computed(ended: Ended) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("imported", BEGINNINGS)
-def test_a_child_by_subprocess_gets_stock_jax(imported: str) -> None:
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_a_child_by_subprocess_gets_stock_jax(beginning: str) -> None:
     ended = python(
         f"""
         import os
-        {BEGINNINGS[imported]}
+        {beginning}
         assert not {{"MPITRAMPOLINE_LIB", "JAX_CPU_COLLECTIVES_IMPLEMENTATION"}} & set(os.environ)
         import subprocess, sys
         subprocess.run([sys.executable, "-c", {STOCK!r}], check=True, timeout=50)

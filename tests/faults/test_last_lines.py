@@ -89,6 +89,8 @@ MISTAKES = {
     ),
     "a process that sleeps": Mistake(
         loop(after="if me == 1 and i == 3: time.sleep(1000)  # HERE"),
+        r": process 1 \(.*\) has not arrived yet; process 0 waits in its 5th.*program\.py:\d+ in "
+        r".*; process 1 was stopped at \S*HERE; ",
         r"process 1 \(.*\) has not arrived yet; process 0 waits in its 5th.*process 1 .*HERE",
     ),
     "a last batch": Mistake(

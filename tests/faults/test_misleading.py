@@ -28,15 +28,6 @@ def at(marked: str) -> str:
 
 
 @needs_numbers
-def test_a_last_batch_with_fewer_rows_is_reported_by_its_shapes() -> None:
-    said = report_of("last_batch").said_by_launcher
-    assert f"{at('loss')} in loss, given x: f32[100,8]" in said, said
-    assert f"{at('loss')} in loss, given x: f32[96,8]" in said, said
-    assert "Likely: different shapes: x of loss is f32[" in said, said
-    assert_unsaid("process_index", said)
-
-
-@needs_numbers
 def test_the_line_is_the_users_and_then_the_librarys() -> None:
     said = report_of("library").said_by_launcher
     library = line("statistics", PROGRAMS / "site-packages" / "mc_stats.py")
@@ -120,20 +111,6 @@ def test_an_exception_that_has_ended_a_thread_is_named_beside_the_wait_for_its_p
     said = report_of("loader_thread", "--collective-timeout", "4").said_by_launcher
     assert re.search(r"process 1 \(pid \d+ on \S+\) has not arrived yet \(its thread loader ", said)
     assert f"raised OSError: cannot decode image 7, {at('load')} in load)" in said, said
-
-
-def test_a_call_of_exit_on_one_process_is_named() -> None:
-    first = report_of("leaves").said_by_launcher.splitlines()[0]
-    # The error of process 0 has the exit code too, if it is known by then.
-    said = first.replace(" (exit code 0)", "")
-    assert f"ended by sys.exit() at {at('leaves')} in leaves after 2 collectives" in said, first
-
-
-def test_a_process_that_does_not_come_is_first_in_the_last_line_with_its_line() -> None:
-    *_, last = report_of("sleeps", "--collective-timeout", "4").said_by_launcher.splitlines()
-    assert re.match(r"lockstep: process 1 \(pid \d+ on \S+\) has not arrived yet; ", last), last
-    assert f"{at('loss')} in loss" in last, last
-    assert re.search(rf"; process 1 was stopped at \S*{re.escape(at('sleeps'))}; ", last), last
 
 
 def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None:

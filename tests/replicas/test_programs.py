@@ -97,24 +97,16 @@ spelled = [x, jax.make_array_from_process_local_data(columns, own)]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
-def test_each_call_is_checked_with_one(collectives: str) -> None:
-    result = run(CAUGHT, "--collectives", collectives, "--check-replicas=1")
-    [first, here, there, extent, likely] = errors(result)[0]
+def test_each_call_is_checked_with_one() -> None:
+    first, *_ = errors(run(CAUGHT, "--check-replicas=1"))[0]
     # JAX compiles the function again at its second call, whose arguments have another sharding.
     assert "step, call 12, " in first or "step, call 13, " in first
     assert "at [2, 1] " in first
-    assert here.startswith("  process 0 (pid ")
-    assert there.startswith("  process 1 (pid ")
-    assert extent == "  1 of 12 elements of this piece differs"
-    assert "one bit differs" in likely
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("option", [[], ["--check-replicas", "0"]])
-def test_without_the_option_nothing_is_compared(option: list[str]) -> None:
-    result = run(CAUGHT, *option)
-    assert errors(result) == {}
+def test_with_zero_nothing_is_compared() -> None:
+    assert errors(run(CAUGHT, "--check-replicas", "0")) == {}
 
 
 SEEDS = """

@@ -41,13 +41,6 @@ def loss(weights, x):
     return jnp.mean((x @ weights) ** 2)  # LINE loss
 
 
-def last_batch() -> None:
-    weights = jnp.ones((8,))
-    for step in range(4):
-        rows = 96 if step == 3 and ME == 1 else 100
-        float(loss(weights, batch(rows)))  # LINE last_batch
-
-
 def one_side() -> None:
     weights = jnp.ones((8,))
     for step in range(4):
@@ -163,20 +156,6 @@ def loader_thread() -> None:
     threading.Thread(target=load, name="loader").start()
     for _ in range(3):
         float(loss(jnp.ones((8,)), batches.get()))
-
-
-def leaves() -> None:
-    for step in range(3):
-        if ME == 1 and step == 2:
-            sys.exit()  # LINE leaves
-        float(loss(jnp.ones((8,)), batch(100)))
-
-
-def sleeps() -> None:
-    for step in range(3):
-        if ME == 1 and step == 2:
-            time.sleep(1000)  # LINE sleeps
-        float(loss(jnp.ones((8,)), batch(100)))
 
 
 def device_order() -> None:
