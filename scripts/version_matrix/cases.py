@@ -77,7 +77,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         _FAULT.format("kill, 3x2"),
         _FAULT.format("shorter loop, 2x1"),
         _FAULT.format("shape, 3x1"),
-        _FAULT.format("operation, 2x1"),
         _FAULT.format("swapped, 2x1"),
         _FAULT.format("permutation, 3x1"),
         _FAULT.format("crossing cliques, 2x2"),

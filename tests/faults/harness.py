@@ -14,6 +14,16 @@ from support import Result, start_lockstep
 
 PROGRAMS = Path(__file__).parent / "programs"
 PROGRAM = PROGRAMS / "fault.py"
+HEAD = """
+import os, signal, sys, threading, time
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+me, count = jax.process_index(), jax.device_count()
+rows = NamedSharding(jax.make_mesh((count,), ("x",), (AxisType.Auto,)), P("x"))
+"""
+"""How the programs begin that are no file."""
 TIMEOUT = 120
 DEADLINE = 60.0
 """Of a collective: an error that comes by the deadline only has come too late. How long an error

@@ -55,7 +55,7 @@ def moved(marked: str, program: str = "moved") -> str:
 
 GIVEN = r"(?:, given x: [a-z0-9]+\[[\d,]+\])?"
 """Known where the program is known."""
-TOTAL, OTHER, LARGEST = of("total", "total"), line("other_total"), of("largest", "largest")
+TOTAL, OTHER = of("total", "total"), line("other_total")
 GATHERED, RING, BACK = of("gathered", "gathered"), at("ring"), at("ring_back")
 MOVE, MORE, ALL = moved("move"), moved("move_more"), moved("gather_all", "_identity_fn")
 KILLED = (
@@ -102,26 +102,6 @@ DIVERGENCES = [
         diverges=True,
     ),
     row("shape", "of 1001 x f32", "of 1000 x f32", TOTAL, d=2, diverges=True, lane="slow"),
-    row(
-        "dtype",
-        rf"process 1 \(.*\) called all-reduce \(sum\) of 1000 x s32{TOTAL}",
-        "Likely: different dtypes",
-        diverges=True,
-        lane="full",
-    ),
-    row(
-        "reduction",
-        rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32{TOTAL}",
-        rf"process 1 \(.*\) called all-reduce \(max\) of 1000 x f32{LARGEST}",
-        diverges=True,
-        lane="slow",
-    ),
-    row(
-        "operation",
-        rf"process 1 \(.*\) called all-gather of \d+ x f32{GATHERED}",
-        diverges=True,
-        lane="slow",
-    ),
     row(
         "argument",
         rf"process 0 \(.*\) called all-gather of 1000 x f32{MOVE}",

@@ -5,19 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from faults.harness import HEAD
 from lanes import sample
 from support import run_lockstep
 
-HEAD = """
-import os, signal, sys, threading, time
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-me = jax.process_index()
-mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
-rows = NamedSharding(mesh, P("rows"))
-
+START = f"""{HEAD}
 def batch(n=8, dtype=np.float32):
     local = np.random.default_rng(0).normal(size=(n, 4)).astype(dtype)
     return jax.make_array_from_process_local_data(rows, local)
@@ -32,7 +24,7 @@ OPTIONS = ["--stall-warning", "3", "--collective-timeout", "6"]
 
 
 class Mistake(NamedTuple):
-    """A program after `HEAD`; its process 1 has the fault."""
+    """A program after `START`; its process 1 has the fault."""
 
     program: str
     last: str
@@ -146,7 +138,7 @@ MISTAKES = {
 )
 def test_the_last_line_says_who_where_and_why(name: str, collectives: str) -> None:
     mistake = MISTAKES[name]
-    program = HEAD + mistake.program
+    program = START + mistake.program
     lines = program.splitlines()
     here = [f"program.py:{n}" for n, line in enumerate(lines, 1) if "# HERE" in line]
     words = mistake.last if collectives == "lockstep" else mistake.over_gloo or mistake.last

@@ -10,19 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from faults.harness import HEAD
 from lanes import full, sample
 from processes import captured
 from support import Result, assert_unsaid, run_lockstep
 
-PROGRAM = """
-import jax, os, signal, sys, time
-import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-me, count = jax.process_index(), jax.device_count()
-rows = NamedSharding(jax.make_mesh((count,), ("x",), (AxisType.Auto,)), P("x"))
-
+PROGRAM = f"""{HEAD}
 def array(size):
     at = np.arange(size, dtype="float32")
     return jax.make_array_from_callback((size,), rows, lambda index: at[index])

@@ -11,18 +11,12 @@ from typing import Any
 
 import pytest
 
+from faults import harness
 from lanes import full
 from of_this_jax import needs_numbers
 from support import assert_unsaid, run_lockstep
 
-HEAD = """
-import jax, os, time
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-me, count = jax.process_index(), jax.device_count()
+HEAD = f"""{harness.HEAD}
 mesh = jax.make_mesh((count,), ("x",))
 rows = NamedSharding(mesh, P("x"))
 x = jax.make_array_from_callback((4 * count,), rows, lambda at: np.arange(4.0 * count)[at])

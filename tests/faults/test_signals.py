@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.harness import PROGRAMS, TIMEOUT, ended_with, told_by
+from faults.harness import HEAD, PROGRAMS, TIMEOUT, ended_with, told_by
 from lanes import full
 from support import Run, start_lockstep, wait_until
 
@@ -25,12 +25,6 @@ def pid_of(run: Run, process: int) -> int:
 
 
 WAITS = """
-import os, time
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
 x = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))
 total = jax.jit(jnp.sum)
 float(total(x))
@@ -48,14 +42,14 @@ float(total(x))
 
 @pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM)])
 def test_a_signal_to_a_job_that_waits_says_for_which_process(number: int) -> None:
-    with start_lockstep(["-n", "2", "-d", "1", "--grace", "4"], WAITS, forked=True) as run:
+    with start_lockstep(["-n", "2", "-d", "1", "--grace", "4"], HEAD + WAITS, forked=True) as run:
         wait_until(lambda: (run.folder / "now").exists(), "process 0 waits", 60)
         run.process.send_signal(number)
         said = run.finish(TIMEOUT).said_by_launcher
     name = re.escape(signal.Signals(number).name)
     assert re.search(
         rf"stopped by {name}; until then, process 1 \(pid \d+ on \S+\) has not arrived yet; "
-        r"process 0 waits in its 2nd: all-reduce \(sum\) of 1 x f32, program.py:10 in sum",
+        r"process 0 waits in its 2nd: all-reduce \(sum\) of 1 x f32, program.py:12 in sum",
         said,
     ), said
 

@@ -10,18 +10,11 @@ import sys
 
 import pytest
 
+from faults.harness import HEAD
 from lanes import sample
 from of_this_jax import where_numbered, without_warnings
 from support import run_lockstep
 
-HEAD = """
-import os, time
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
-"""
 PROGRAM = f"""{HEAD}
 def main():
     local = np.ones(jax.local_device_count(), np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from faults.test_unread_results import HEAD
+from faults.harness import HEAD
 from lockstep import _words
 from of_this_jax import where_numbered
 from processes import free_port, run_processes
@@ -51,7 +51,7 @@ def test_the_program_reads_the_error_without_the_prefixes() -> None:
 
 
 LONG = f"""{HEAD.replace("initialize()", "initialize({place})")}
-columns = NamedSharding(rows.mesh, P(None, "rows"))
+columns = NamedSharding(rows.mesh, P(None, "x"))
 
 @jax.jit
 def train_on_a_chunk_of_batches_of_the_training_set(images, labels, weights_of_the_rows):

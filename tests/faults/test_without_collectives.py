@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from faults.harness import HEAD
 from lanes import sample
 from support import assert_unsaid, run_lockstep
 
-PROGRAM = """
-import sys, time
-import jax, jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-jax.distributed.initialize()
-me, count = jax.process_index(), jax.device_count()
-rows = NamedSharding(jax.make_mesh((count,), ("x",), (AxisType.Auto,)), P("x"))
+PROGRAM = f"""{HEAD}
 x = jax.make_array_from_callback((count,), rows, lambda at: np.arange(float(count))[at])
 scale = 3.0 if me == 1 else 2.0
 total = jax.jit(jnp.sum)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from lanes import sample
 from lockstep.watchdog.question_turns import AT_ONCE, Turns
 
@@ -63,9 +61,3 @@ def test_a_wait_begins_anew() -> None:
     turns.restart({3: 7})
     assert not turns.is_mine(range(20), {3: 7})
     assert turns.is_mine(range(15), {3: 7})
-
-
-@pytest.mark.parametrize("process", range(AT_ONCE))
-def test_in_a_small_job_each_process_asks(process: int) -> None:
-    turns = Turns(process)
-    assert all(turns.is_mine(range(AT_ONCE), {0: number}) for number in range(9))
