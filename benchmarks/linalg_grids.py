@@ -20,89 +20,55 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import os
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-BYTES = {"f64": 8, "f32": 4, "s32": 4, "u32": 4, "pred": 1, "u8": 1}
-SHAPE = re.compile(r"(f64|f32|s32|u32|pred|u8)\[([\d,]*)\]")
-KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
-COLLECTIVE = re.compile(rf"= (.*?) ({KINDS})\(")
-HEAD = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
-CALLED = re.compile(
-    r"(body|condition|to_apply|calls|true_computation|false_computation)=%([\w.\-]+)"
-)
-BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-GROUPS = re.compile(r"replica_groups=(\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]<=\[[\d,]+\][T\d,()]*)")
-TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+from lockstep.hlo import collectives, replica_groups
+from lockstep.hlo import text as hlo
+from lockstep.hlo.text import Instruction
+
 Count = tuple[int, float]
 
 
 def sent(text: str, devices: int) -> Count:
     """(collectives, bytes that a device sends in them) of one run of a compiled program."""
-    computations, entry = _computations(text)
-    known: dict[str, Count] = {}
+    module = hlo.parse(text)
 
+    @functools.cache
     def of(name: str) -> Count:
-        if name not in known:
-            counts = [_of_line(line, devices, of) for line in computations.get(name, [])]
-            known[name] = sum(c[0] for c in counts), sum(c[1] for c in counts)
-        return known[name]
+        each = module.computations.get(name, {}).values()
+        counts = [_of_instruction(instruction, devices, of) for instruction in each]
+        return sum(c[0] for c in counts), sum(c[1] for c in counts)
 
-    return of(entry)
-
-
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    found: dict[str, list[str]] = {}
-    name = entry = ""
-    for line in text.splitlines():
-        if head := HEAD.match(line):
-            name = head.group(1)
-            found[name] = []
-            entry = name if line.startswith("ENTRY") else entry
-        elif name:
-            found[name].append(line)
-    return found, entry
+    return of(module.entry)
 
 
-def _of_line(line: str, devices: int, of: Any) -> Count:
-    if collective := COLLECTIVE.search(line):
-        result, kind = collective.groups()
-        return 1, _bytes(result, kind, _group(line, devices))
-    called = dict(CALLED.findall(line))
-    if branches := BRANCHES.search(line):
-        names = [name.strip(" %") for name in branches.group(1).split(",")]
-    else:
-        names = [called[x] for x in ("true_computation", "false_computation") if x in called]
-    if names:
+def _of_instruction(instruction: Instruction, devices: int, of: Callable[[str], Count]) -> Count:
+    if instruction.opcode in collectives.OPS:
+        return 1, bytes_sent(instruction, devices)
+    branches = ("branch_computations", "true_computation", "false_computation")
+    if names := [name for each in branches for name in instruction.named(each)]:
         return min(map(of, names), key=lambda count: count[1])
-    if "body" in called:
-        trips = TRIPS.search(line)
-        times = int(trips.group(1)) if trips else 1
-        count, size = of(called["body"])
+    if instruction.opcode == "while":
+        times = collectives.trips(instruction) or 1
+        [(count, size)] = map(of, instruction.named("body"))
         return times * count, times * size
-    return of(called["calls"]) if "calls" in called else (0, 0.0)
+    called = instruction.named("calls")
+    return of(called[0]) if called else (0, 0.0)
 
 
-def _group(line: str, devices: int) -> int:
-    """How many devices take part together."""
-    from lockstep.hlo import replica_groups
-
-    groups = GROUPS.search(line)
-    return len(replica_groups.parse(groups[1] if groups else "", devices)[0])
-
-
-def _bytes(result: str, kind: str, devices: int) -> float:
-    size = sum(
-        math.prod(int(x) for x in shape.split(",") if x) * BYTES[name]
-        for name, shape in SHAPE.findall(result)
-    )
-    if kind == "reduce-scatter":
-        size *= devices
-    return size * (1 - 1 / devices) * (2 if kind == "all-reduce" else 1)
+def bytes_sent(collective: Instruction, devices: int) -> float:
+    """What a device sends in a collective of a program for so many devices, each time."""
+    groups = replica_groups.parse(collective.attribute("replica_groups"), devices)
+    size, group = sum(array.bytes for array in collective.arrays), len(groups[0])
+    if collective.opcode == "reduce-scatter":
+        size *= group
+    return size * (1 - 1 / group) * (2 if collective.opcode == "all-reduce" else 1)
 
 
 def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
@@ -281,8 +247,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("NPROC", "128")
-    import lockstep  # noqa: F401  # isort: skip  # before jax
-    import jax
+    import jax  # after lockstep
 
     jax.config.update("jax_num_cpu_devices", max(options.devices))
     jax.config.update("jax_enable_x64", True)

@@ -17,40 +17,38 @@ import argparse
 import dataclasses
 import math
 import os
-import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
-DTYPES = {"f64": 8, "s32": 4, "pred": 1, "u8": 1}
-SHAPE = re.compile(r"(f64|s32|pred|u8)\[([\d,]*)\]")
-COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute)\(")
+from linalg_grids import bytes_sent
+from lockstep.hlo import collectives
+from lockstep.hlo import text as hlo
+from lockstep.hlo.text import Instruction, Module
 
 
-def _numbers(shape: str) -> list[int]:
-    return [int(x) for x in shape.split(",") if x]
+def received(module: Module, devices: int) -> tuple[int, int]:
+    """(collectives, bytes that a device receives in them: as many as it sends)."""
+    found = [each for each in _instructions(module) if each.opcode in collectives.OPS]
+    return len(found), int(sum(bytes_sent(each, devices) for each in found))
 
 
-def received(text: str, devices: int) -> tuple[int, int]:
-    """(collectives, bytes that a device receives in them)."""
-    count, total = 0, 0.0
-    for result, kind in COLLECTIVE.findall(text):
-        size = sum(math.prod(_numbers(s)) * DTYPES[d] for d, s in SHAPE.findall(result))
-        count += 1
-        total += size * (1 - 1 / devices) * (2 if kind == "all-reduce" else 1)
-    return count, int(total)
-
-
-def lapack_flops(text: str) -> float:
+def lapack_flops(module: Module) -> float:
     """Flops of the calls of potrf and trsm."""
     found = 0.0
-    for line in text.splitlines():
-        if 'custom_call_target="lapack_dpotrf' in line:
-            n = _numbers(SHAPE.findall(line)[0][1])[-1]
-            found += n**3 / 3
-        elif 'custom_call_target="lapack_dtrsm' in line:
-            rows, columns = _numbers(SHAPE.findall(line)[0][1])[-2:]
+    for each in _instructions(module):
+        target = each.attribute("custom_call_target")
+        if target.startswith('"lapack_dpotrf'):
+            found += each.arrays[0].shape[-1] ** 3 / 3
+        elif target.startswith('"lapack_dtrsm'):
+            rows, columns = each.arrays[0].shape[-2:]
             found += rows * rows * columns
     return found
+
+
+def _instructions(module: Module) -> Iterator[Instruction]:
+    for computation in module.computations.values():
+        yield from computation.values()
 
 
 def programs(
@@ -89,10 +87,10 @@ def weak_scaling(smallest: int) -> None:
             n = int(smallest * math.sqrt(devices)) // (16 * devices) * 16 * devices
             plan, lower = programs(n, devices, None, 1, plain=True)
             compiled = lower[name]().compile()
-            text, memory = compiled.as_text(), compiled.memory_analysis()
-            flops = compiled.cost_analysis()["flops"] + lapack_flops(text)
+            module, memory = hlo.parse(compiled.as_text()), compiled.memory_analysis()
+            flops = compiled.cost_analysis()["flops"] + lapack_flops(module)
             least = thirds * n**3 / 3 / devices
-            count, size = received(text, devices)
+            count, size = received(module, devices)
             held = memory.argument_size_in_bytes + memory.output_size_in_bytes
             held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
             print(
@@ -153,8 +151,7 @@ def main() -> None:
     parser.add_argument("--hosts", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("NPROC", "32")
-    import lockstep  # noqa: F401  # isort: skip  # before jax
-    import jax
+    import jax  # after lockstep
 
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_enable_x64", True)
