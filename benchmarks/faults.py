@@ -23,7 +23,6 @@ import dataclasses
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,11 @@ import time
 import uuid
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from lockstep.system import process_tree
+from support import MARK, marked
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "faults" / "programs" / "fault.py"
@@ -44,7 +48,6 @@ TITLES = {
     "gloo": "gloo under Lockstep",
     "mpi": "MPICH under Lockstep",
 }
-MARK = "FAULTS_RUN_MARK"
 WAIT_SECONDS = 20
 """``--collective-timeout`` over gloo and MPI: what cannot be proved is ended then."""
 
@@ -113,16 +116,6 @@ class Outcome:
     """Seconds from the start of the run after which it was ended."""
 
 
-def marked(mark: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
-
-
 def launcher(processes: int, collectives: str, more: list[str]) -> list[str]:
     if collectives == STOCK:
         return [str(STOCK_JOB), str(processes)]
@@ -152,18 +145,13 @@ def run(name: str, collectives: str, limit: float) -> Outcome:
             ended = time.monotonic()
         except subprocess.TimeoutExpired:
             ended = None
-            for pid in marked(mark):
-                if pid != job.pid:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            process_tree.kill(marked(mark) - {job.pid})
             try:
                 out, _ = job.communicate(timeout=30)
             finally:
                 job.kill()
         finally:
-            for pid in marked(mark):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            process_tree.kill(marked(mark))
     outcome = judge(name, collectives, out.decode(errors="replace"), ended)
     status = None if ended is None else job.returncode
     return dataclasses.replace(outcome, limit=limit, status=status)
