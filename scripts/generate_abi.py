@@ -11,11 +11,12 @@ by hand in api/mpitrampoline/mpi.cc); the others are generated here and fail by 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import mmap
 import pathlib
 import re
 import sys
+
+from lockstep._jax_compat import jaxlib_library
 
 SURFACE = pathlib.Path(__file__).parent.parent / "native/api/mpitrampoline/surface.inc"
 NAME = re.compile(rb"MPIX?ABI_[A-Za-z0-9_]+(?=\x00)")
@@ -32,13 +33,6 @@ VALUES = {
     "THREAD_MULTIPLE": 3,
 }  # fmt: skip
 FIRST_HANDLE = 0x1000
-
-
-def jaxlib_library() -> pathlib.Path:
-    spec = importlib.util.find_spec("jaxlib")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("jaxlib is not installed")
-    return pathlib.Path(spec.submodule_search_locations[0]) / "libjax_common.so"
 
 
 def wanted_names(library: pathlib.Path) -> list[str]:
@@ -67,7 +61,9 @@ def surface(names: list[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true")
-    names = wanted_names(jaxlib_library())
+    if (library := jaxlib_library()) is None:
+        raise SystemExit("jaxlib is not installed")
+    names = wanted_names(library)
     if not parser.parse_args().check:
         SURFACE.write_text(surface(names))
         return 0

@@ -11,6 +11,8 @@ import jax
 import jaxlib
 import pytest
 
+import generate_abi
+from lockstep import _jax_compat
 from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices
 from lockstep.engine import bindings
@@ -18,18 +20,11 @@ from of_this_jax import GLOO_REDUCE_SCATTER
 from processes import python
 from support import run_lockstep
 
-JAXLIB_SAYS = """
-    import mmap, pathlib, re, jaxlib
-    library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
-    with open(library, "rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        names = {m.decode() for m in re.findall(rb"MPIX?ABI_[A-Za-z0-9_]+(?=\\x00)", data)}
-    print("\\n".join(sorted(names)))
-"""
-
 
 def test_the_engine_has_every_name_that_jaxlib_resolves() -> None:
-    names = python(JAXLIB_SAYS).stdout.split()
+    library = _jax_compat.jaxlib_library()
+    assert library is not None
+    names = generate_abi.wanted_names(library)
     assert len(names) > 500, names
     engine = ctypes.CDLL(str(bindings.library_path()))
     assert [name for name in names if not hasattr(engine, name)] == []
