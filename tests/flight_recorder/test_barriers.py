@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 
@@ -31,11 +32,11 @@ def at_rest(run: Run, waits: dict[int, Waits]) -> Run:
     return run
 
 
-def stopped_at(step: int, *stopping: int, processes: int = 2) -> Run:
-    """All processes are on their way through 3 steps; some do not begin the one at ``step``."""
+def stopped(*stopping: int, processes: int = 2) -> Run:
+    """All processes are on their way through 3 steps; some do not begin the last one."""
     made = job(*[steps(3)] * processes, most=0)
     for process in stopping:
-        made.devices[process * STRIDE].stops_at = step
+        made.devices[process * STRIDE].stops_at = 2
     made.run(random.Random(0))
     return made.snapshot()
 
@@ -46,7 +47,7 @@ def inside(*barriers: Barrier) -> Waits:
 
 def one_in_a_barrier(processes: int = 2) -> Run:
     """Process 0 waits in a barrier after 2 steps, the others in the third step."""
-    run = stopped_at(2, 0, processes=processes)
+    run = stopped(0, processes=processes)
     there = {0: inside(EPOCH)} | {p: Waits(uses=BEFORE) for p in range(1, processes)}
     return at_rest(run, there)
 
@@ -82,7 +83,7 @@ def test_processes_that_wait_alike_are_named_together() -> None:
 def test_two_barriers() -> None:
     other = dataclasses.replace(EPOCH, key="same/x", words="assert_same(..., 'x')", line=7)
     waits = {0: inside(EPOCH), 1: inside(other)}
-    found = diagnose(at_rest(stopped_at(2, 0, 1), waits))
+    found = diagnose(at_rest(stopped(0, 1), waits))
     assert found.kind is Kind.BARRIER
     assert headline(found).endswith("waits in assert_same(..., 'x') at train.py:7 for process 0")
 
@@ -136,8 +137,6 @@ def test_a_missing_process_that_has_ended_ends_the_barrier() -> None:
 
 
 def test_half_a_file_proves_nothing(tmp_path: Path) -> None:
-    import json
-
     waits = inside(EPOCH)
     text = json.dumps(waits.values())
     path = tmp_path / "waits.json"

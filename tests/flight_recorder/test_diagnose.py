@@ -15,7 +15,7 @@ from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Activity, Kind, diagnose
 from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.format import ProcessState, State
-from lockstep.flight_recorder.run_records import Process, Run
+from lockstep.flight_recorder.run_records import Run
 from lockstep.flight_recorder.text_report import short
 
 # --- What is left after the others were told ------------------------------------------------------
@@ -164,13 +164,6 @@ def test_killed_inside_a_collective_that_all_had_entered() -> None:
 # --- Processes without a record -------------------------------------------------------------------
 
 
-def test_a_process_without_a_record_is_waited_for_by_name() -> None:
-    run = job(steps(5), steps(0)).snapshot()
-    found = diagnose(altered(run, 1, record=None, problems=("there is no recorder file",)))
-    assert (found.kind, found.culprits) == (Kind.WAITING, (1,))
-    assert found.rows[1].activity is Activity.UNKNOWN
-
-
 @pytest.mark.parametrize("late", ["in no collective yet", "not recorded"])
 def test_a_process_that_ended_without_a_collective_is_not_taken_for_one_that_may_still_come(
     late: str,
@@ -198,11 +191,6 @@ def test_a_process_killed_before_it_recorded_anything_is_the_culprit() -> None:
     run = job(steps(5), steps(0)).snapshot({1: Exit(signal=9)})
     found = diagnose(altered(run, 1, record=None))
     assert (found.kind, found.culprits) == (Kind.KILLED, (1,))
-
-
-def test_no_record_at_all_is_nothing_wrong() -> None:
-    found = diagnose(Run((Process(0), Process(1))))
-    assert (found.kind, found.culprits) == (Kind.NOTHING, ())
 
 
 # --- Rings that have wrapped ----------------------------------------------------------------------

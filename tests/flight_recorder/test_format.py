@@ -119,12 +119,6 @@ def numbers(file: bytes, again: bytes | None = None) -> list[int]:
     return [entry.number for entry in parse(file, again).rings[0].entries]
 
 
-def test_a_ring_that_has_wrapped_keeps_the_latest() -> None:
-    file = encode(record(21), entries=8)
-    assert numbers(file) == list(range(14, 22))
-    assert parse(file).rings[0].written == 21
-
-
 def test_a_slot_that_is_being_written_is_left_out() -> None:
     file = bytearray(encode(record(5), entries=8))
     struct.pack_into("<Q", file, SLOT + 4 * 128, 0)  # begun, its number not yet there

@@ -12,7 +12,6 @@ from flight_recorder.jobs import FAR, STEP, diagnosed, job, patterns, permute, s
 from flight_recorder.simulate import STRIDE, Job, Step, site
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import format
-from lockstep.flight_recorder.argument_shapes import Differing
 from lockstep.flight_recorder.calls import Call, rounds
 from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Kind, diagnose, is_of_threads
@@ -33,16 +32,6 @@ def test_look_alikes_in_opposite_order_differ_by_their_program(processes: int) -
     assert found.place.sequence == 3
     assert found.culprits == ((0, 1) if processes == 2 else (processes - 1,))
     assert patterns(found)[0] is Pattern.OPPOSITE_ORDER
-
-
-def test_a_program_that_one_side_only_has() -> None:
-    base = site(1000, line=41, name="step")
-    sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
-    found = diagnosed(steps(9), [*steps(4), Step(0, FAR)], sites=sites)
-    assert found.kind is Kind.ONE_SIDED
-    assert patterns(found) == [Pattern.ONE_SIDED, Pattern.SHORTER_LOOP]
-    assert [cause.processes for cause in found.causes] == [(1,), (1,)]
-    assert found.culprits == (1,)
 
 
 def test_a_program_that_all_but_one_have_blames_the_one() -> None:
@@ -77,16 +66,6 @@ def test_two_functions_that_one_side_each_has_called_may_be_a_branch_or_an_order
 
 def taking(program: int, *arguments: str, **more) -> Site:
     return site(program, **({"line": 41, "name": "step"} | more), arguments=arguments)
-
-
-def test_one_line_with_arguments_of_another_shape() -> None:
-    mine = taking(1000, "w: f32[8]", "x: f32[100,8]")
-    theirs = taking(FAR, "w: f32[8]", "x: f32[96,8]")
-    sites = {0: (mine,), 1: (mine, theirs)}
-    found = diagnosed(steps(9), [*steps(4), Step(0, FAR, elements=1024)], sites=sites)
-    assert patterns(found) == [Pattern.SHAPES]
-    assert found.causes[0].arguments == (Differing("x", "f32[100,8]", "f32[96,8]"),)
-    assert found.causes[0].processes == (0, 1)
 
 
 def test_a_small_function_of_jax_on_two_lines_is_no_last_batch() -> None:
@@ -186,12 +165,6 @@ def test_a_sum_on_one_side_and_a_permute_on_the_other() -> None:
     found = diagnosed(steps(1), [permute(0, 0)])
     assert found.kind is Kind.MISMATCH
     assert found.culprits == (0, 1)
-
-
-def test_one_function_compiled_differently() -> None:
-    sites = {0: (site(1000, name="step"),), 1: (site(FAR, name="step"),)}
-    found = diagnosed([Step(0, 1000)], [Step(0, FAR)], sites=sites)
-    assert patterns(found) == [Pattern.RETRACED]
 
 
 def test_two_lambdas_are_not_one_function() -> None:
@@ -299,16 +272,6 @@ def test_two_functions_that_one_line_has_made() -> None:
     found = diagnosed([*steps(3), dataclasses.replace(STEP, program=FAR)], steps(4), sites=sites)
     assert patterns(found) == [Pattern.RETRACED]
     assert "first called" not in headline(found)
-
-
-def test_a_row_shows_the_call_its_line_and_the_calls_before() -> None:
-    found = diagnosed(steps(9), steps(5), exits={1: Exit(exit_code=0)})
-    row = found.rows[0]
-    assert row.call is not None
-    assert [s.line for s in row.call.sites] == [41]
-    assert [(r.times, r.calls[0].entry.sequence) for r in row.recent] == [(5, 4)]
-    assert row.waits_for == (1,)
-    assert (row.ran, found.rows[1].ran) == (5, 5)
 
 
 def test_lines_of_programs_whose_ids_lie_near_each_other_are_distinguished_by_their_count() -> None:

@@ -11,7 +11,8 @@ import pytest
 from flight_recorder.jobs import FAR, STEP, altered, altered_record, diagnosed, job, permute, steps
 from flight_recorder.simulate import STRIDE, Job, Step, raised, record_of, site
 from lockstep._run_files import ErrorRecord, Exit
-from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
+from lockstep.flight_recorder.causes import Pattern
+from lockstep.flight_recorder.diagnose import Diagnosis, Kind, diagnose
 from lockstep.flight_recorder.diagnosis_headline import headline
 from lockstep.flight_recorder.format import Op, State
 from lockstep.flight_recorder.phrases import ordinal, place_in_program
@@ -155,7 +156,12 @@ def test_two_sides_of_equal_weight_are_both_named() -> None:
 def test_a_program_on_one_side() -> None:
     base = site(1000, line=41, name="step")
     sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
-    text = short(diagnosed(steps(9), [*steps(4), Step(0, FAR)], sites=sites))
+    found = diagnosed(steps(9), [*steps(4), Step(0, FAR)], sites=sites)
+    assert [(each.pattern, each.processes) for each in found.causes] == [
+        (Pattern.ONE_SIDED, (1,)),
+        (Pattern.SHORTER_LOOP, (1,)),
+    ]
+    text = short(found)
     assert text.startswith(
         "only process 1 (pid 101 on host a) called all-reduce (sum) of 4 x f32, train.py:60 in "
         "evaluate, where process 0 (pid 100 on host a) called all-reduce (sum) of 1024 x f32, "
@@ -169,8 +175,9 @@ def test_arguments_of_another_shape_are_reported_beside_each_call() -> None:
     mine = site(1000, line=41, name="step", arguments=("w: f32[8]", "x: f32[100,8]"))
     theirs = site(FAR, line=41, name="step", arguments=("w: f32[8]", "x: f32[96,8]"))
     sites = {0: (mine,), 1: (mine, theirs)}
-    made = job(steps(9), [*steps(4), dataclasses.replace(STEP, program=FAR)], sites=sites)
-    text = short(diagnose(made.snapshot()))
+    found = diagnosed(steps(9), [*steps(4), dataclasses.replace(STEP, program=FAR)], sites=sites)
+    assert [cause.pattern for cause in found.causes] == [Pattern.SHAPES]
+    text = short(found)
     for process, shape in ((0, "f32[100,8]"), (1, "f32[96,8]")):
         called = rf"process {process} \(.*?\) called [^;:]* train.py:41 in step, given x: "
         assert re.match(f".*{called}{re.escape(shape)}", text), text
@@ -310,8 +317,9 @@ def test_nothing_wrong() -> None:
 def test_a_process_of_which_nothing_is_known() -> None:
     nothing = {"record": None, "problems": ("there is no recorder file",)}
     run = altered(job(steps(5), steps(0)).snapshot(), 1, **nothing)
-    text = short(diagnose(run))
-    assert "  process 1: unknown: there is no recorder file" in text
+    found = diagnose(run)
+    assert (found.kind, found.culprits) == (Kind.WAITING, (1,))
+    assert "  process 1: unknown: there is no recorder file" in short(found)
     neither = headline(diagnose(altered(run, 0, **nothing)))
     assert neither == "nothing is known: there is no record of processes 0-1"
     over = job(steps(3), steps(3)).snapshot({0: Exit(exit_code=0)})

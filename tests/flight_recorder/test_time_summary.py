@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,14 +14,14 @@ from flight_recorder.jobs import FAR, STEP, job, permute, steps
 from flight_recorder.simulate import SECOND, STRIDE, site
 from lockstep.flight_recorder.chrome_trace import MOVING, WAITING, trace
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
-from lockstep.flight_recorder.run_records import Process, Run
+from lockstep.flight_recorder.run_records import Process, Run, Site
 from lockstep.flight_recorder.time_summary import summarize
 
 MS = 1_000_000
 CLIQUE = 77
 
 
-def timed(*times: tuple[int, int, int, int], op: int = Op.ALL_REDUCE, shift: int = 0) -> Run:
+def timed(*times: tuple[int, int, int, int], shift: int = 0) -> Run:
     """Process p's only collective: entered, arrived, done in milliseconds, and its bytes."""
 
     def process(index: int) -> Process:
@@ -34,7 +35,7 @@ def timed(*times: tuple[int, int, int, int], op: int = Op.ALL_REDUCE, shift: int
             elements=size // 4,
             bytes=size,
             sequence=0,
-            op=op,
+            op=Op.ALL_REDUCE,
             dtype=9,
             reduction=1,
             state=State.DONE,
@@ -162,25 +163,26 @@ def test_an_empty_run_is_an_empty_trace_and_an_empty_summary() -> None:
     assert [e["ph"] for e in trace(run)["traceEvents"]] == ["M", "M"]
 
 
-def test_sites_with_the_same_call_are_lines_of_their_own() -> None:
-    sites = {p: (site(1000, line=41, name="step"), site(FAR, line=60, name="norm")) for p in (0, 1)}
-    calls = [
-        *steps(3),
-        *[s.__class__(0, FAR, elements=1024, execution=i) for i, s in enumerate(steps(2))],
-    ]
-    found = summarize(job(calls, calls, sites=sites).snapshot())
-    assert {line.where: line.calls for line in found.lines} == {
-        "train.py:41 in step": 3,
-        "train.py:60 in norm": 2,
-    }
+NO_LINE = {"name": "f", "file": "", "line": 0, "used_file": "/home/u/main.py"}
 
 
-def test_programs_without_lines_are_distinguished_by_their_first_uses() -> None:
-    nothing = {"name": "f", "file": "", "line": 0, "used_file": "/home/u/main.py"}
-    known = tuple(site(p, used_line=n, **nothing) for p, n in ((1000, 3), (FAR, 9)))
+@pytest.mark.parametrize(
+    ("known", "lines"),
+    [
+        (
+            (site(1000, line=41, name="step"), site(FAR, line=60, name="norm")),
+            {"train.py:41 in step": 3, "train.py:60 in norm": 2},
+        ),
+        (
+            (site(1000, used_line=3, **NO_LINE), site(FAR, used_line=9, **NO_LINE)),
+            {"f (first used at main.py:3)": 3, "f (first used at main.py:9)": 2},
+        ),
+    ],
+    ids=["lines", "first uses"],
+)
+def test_sites_with_the_same_call_are_lines_of_their_own(
+    known: tuple[Site, ...], lines: dict[str, int]
+) -> None:
     calls = [*steps(3), *[dataclasses.replace(s, program=FAR) for s in steps(2)]]
     found = summarize(job(calls, calls, sites=dict.fromkeys((0, 1), known)).snapshot())
-    assert {line.where: line.calls for line in found.lines} == {
-        "f (first used at main.py:3)": 3,
-        "f (first used at main.py:9)": 2,
-    }
+    assert {line.where: line.calls for line in found.lines} == lines
