@@ -18,19 +18,6 @@ def noted(*lines: Caller | None) -> Uses:
     return uses
 
 
-def test_a_program_that_was_not_noted_has_no_line() -> None:
-    assert noted(LINES[0]).of(b"another") == ()
-
-
-def test_the_same_text_from_two_lines_has_both() -> None:
-    assert noted(LINES[1], LINES[0], LINES[1]).of(b"program") == (LINES[1], LINES[0])
-
-
-def test_a_later_line_is_not_that_of_the_first_use() -> None:
-    assert noted(None, LINES[0]).of(b"program") == ()
-    assert noted(LINES[0], None).of(b"program") == (LINES[0],)
-
-
 def test_a_line_that_came_later_is_reported_once() -> None:
     uses = noted(LINES[0])
     assert uses.fresh() == set()
@@ -42,9 +29,10 @@ def test_a_line_that_came_later_is_reported_once() -> None:
 
 @given(st.lists(st.sampled_from([None, *LINES])))
 def test_lines_are_those_noted_in_their_order(lines: list[Caller | None]) -> None:
-    found = noted(*lines).of(b"program")
+    uses = noted(*lines)
     known = [line for line in dict.fromkeys(lines) if line]
-    assert list(found) == (known if lines and lines[0] else [])
+    assert list(uses.of(b"program")) == (known if lines and lines[0] else [])
+    assert uses.of(b"another") == ()
 
 
 def test_the_thread_is_that_of_all_uses_or_not_known() -> None:

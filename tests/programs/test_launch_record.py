@@ -60,15 +60,6 @@ def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
     assert entries(own)[2][1] != entries(own)[1][1]
 
 
-def test_a_call_by_python_code_is_in_flight_until_it_returns(programs: Any) -> None:
-    own = record()
-    begun = own.begin(Executable(b"step"))
-    own.look((), in_flight=False)
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.ENTERED)]
-    own.end(begun, None)
-    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
-
-
 def test_a_call_that_raises_is_no_launch(programs: Any) -> None:
     own = record()
     slow(own, b"step", ValueError("a deleted array"))

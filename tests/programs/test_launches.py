@@ -168,21 +168,6 @@ def test_of_several_programs_a_setting_of_jax_chooses(programs: Any) -> None:
     assert names == ["jit_step", "?"]
 
 
-def test_of_several_programs_of_a_function_none_is_named(programs: Any) -> None:
-    own = record()
-    fast(own, function(own, b"step", b"wide"))
-    assert [run for _, run, _ in entries(own)] == [0]
-
-
-def test_a_launch_of_another_thread_is_as_sure_as_one_of_the_main_thread(programs: Any) -> None:
-    own = record()
-    step = function(own, b"step")
-    in_thread(fast, own, step)
-    [(number, run, _)] = entries(own)
-    assert number == 0
-    assert run in own.programs()
-
-
 def test_of_what_stays_in_a_process_the_main_threads_launches_are_recorded(
     programs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
