@@ -63,57 +63,50 @@ ENTRY %main (a: f32[2,4], b: f32[8], c: pred[]) -> f32[8] {
   ROOT %last = f32[8]{0} slice(%ended), slice={[0:8]}
 }
 """  # noqa: E501
+Found = dict[str, collectives.Collective]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, collectives.Collective]:
+def found() -> Found:
     return {each.name: each for each in collectives.find(PROGRAM)}
 
 
-def test_nested_loops_multiply(found: dict[str, collectives.Collective]) -> None:
+def test_nested_loops_multiply(found: Found) -> None:
     gathered = found["gathered"]
     assert [loop.trips for loop in gathered.loops] == [3, 5]
     assert gathered.executions == 15
     assert found["begun"].executions == 1
 
 
-def test_bytes_are_those_of_one_device(found: dict[str, collectives.Collective]) -> None:
+def test_bytes_are_those_of_one_device(found: Found) -> None:
     assert (found["gathered"].bytes, found["gathered"].result_bytes) == (32, 128)
     assert (found["begun"].bytes, found["begun"].result_bytes) == (32, 128)
 
 
-def test_a_combined_all_reduce_has_all_its_operands(
-    found: dict[str, collectives.Collective],
-) -> None:
+def test_a_combined_all_reduce_has_all_its_operands(found: Found) -> None:
     reduced = found["reduced"]
     assert [str(array) for array in reduced.inputs] == ["f32[8]", "f32[3]"]
     assert reduced.reduction == "sum"
     assert reduced.groups == ((0, 1), (2, 3))
 
 
-def test_the_path_and_line_survive_quotes_and_brackets(
-    found: dict[str, collectives.Collective],
-) -> None:
+def test_the_path_and_line_survive_quotes_and_brackets(found: Found) -> None:
     assert found["gathered"].at[:2] == ("/home/u/f.py", 7)
     assert found["gathered"].op_name.endswith("/dot_general")
 
 
-def test_what_a_loop_does_not_change_is_told_from_what_it_does(
-    found: dict[str, collectives.Collective],
-) -> None:
+def test_what_a_loop_does_not_change_is_told_from_what_it_does(found: Found) -> None:
     assert found["gathered"].invariant
     assert not found["reduced"].invariant
     assert not found["begun"].invariant
 
 
-def test_only_slices_of_a_gathered_array_are_seen_through_a_fusion(
-    found: dict[str, collectives.Collective],
-) -> None:
+def test_only_slices_of_a_gathered_array_are_seen_through_a_fusion(found: Found) -> None:
     assert found["gathered"].only_sliced
     assert not found["reduced"].only_sliced
 
 
-def test_a_branch_may_not_run(found: dict[str, collectives.Collective]) -> None:
+def test_a_branch_may_not_run(found: Found) -> None:
     assert found["moved"].conditional
     assert found["moved"].pairs == ((0, 1), (1, 2))
     assert not found["gathered"].conditional
