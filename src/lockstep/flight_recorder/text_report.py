@@ -96,7 +96,8 @@ def table(diagnosis: Diagnosis) -> str:
         if many:
             lines += [*block, *(f"{_INDENT}{name}" for name in _names(rows))]
         else:
-            lines += [line for row in rows for line in _with_name(block, label_of(row.process))]
+            for row in rows:
+                lines += [block[0].replace("{}", label_of(row.process), 1), *block[1:]]
     if rest := sum(len(rows) for _, _, rows in groups[MAX_STATES:]):
         lines.append(left_out(rest))
     if diagnosis.causes:
@@ -111,10 +112,6 @@ def _names(rows: Sequence[Row]) -> list[str]:
     hosts = {row.process.record.host for row in rows if row.process.record}
     on = f" on {counted(len(hosts), 'host')}" if hosts else ""
     return [processes(sorted(row.index for row in rows)) + on]
-
-
-def _with_name(block: Sequence[str], name: str) -> list[str]:
-    return [block[0].replace("{}", name, 1), *block[1:]]
 
 
 def _alike(diagnosis: Diagnosis) -> list[tuple[str, tuple[str, ...], list[Row]]]:

@@ -128,9 +128,6 @@ class Message:
     def encode(self) -> bytes:
         return b"".join(field.encode() for field in self.fields)
 
-    def copy(self) -> Message:
-        return Message(self.fields)
-
     def integer(self, number: int) -> int:
         """The field's value; 0 when it is absent, as protocol buffers have it."""
         values = [f.value for f in self.fields if f.number == number and isinstance(f.value, int)]

@@ -57,8 +57,10 @@ def of(collective: Collective) -> Cause:
 
 def _of(collective: Collective, op_name: str) -> Cause:
     last = primitive(op_name)
-    if not collective.generated and _LAX.get(_SUFFIX.sub("", last)) == collective.op:
-        return Cause(Kind.EXPLICIT, f"lax.{_public(_SUFFIX.sub('', last))}")
+    name = _SUFFIX.sub("", last)
+    if not collective.generated and _LAX.get(name) == collective.op:
+        public = "psum_scatter" if name == "reduce_scatter" else name
+        return Cause(Kind.EXPLICIT, f"lax.{public}")
     if collective.op in ("all-reduce", "reduce-scatter"):
         if last in _CONTRACTIONS:
             return Cause(Kind.CONTRACTION, f"contraction in {last}")
@@ -124,7 +126,3 @@ def primitive(op_name: str) -> str:
 
 def _argument(op_name: str) -> str:
     return "" if not op_name or "/" in op_name or op_name.startswith("jit(") else op_name
-
-
-def _public(name: str) -> str:
-    return "psum_scatter" if name == "reduce_scatter" else name

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lockstep._words import counted
+from lockstep._words import counted, ranges
 from lockstep.inspection import layout
 from lockstep.inspection.layout import ArrayLayout
 
@@ -64,11 +64,16 @@ def colour(drawn: ArrayLayout, holders: tuple[int, ...]) -> str:
 
 def label(drawn: ArrayLayout, holders: tuple[int, ...]) -> str:
     """The devices of a block, and their processes where there are several."""
-    text = layout.ranges(holders)
+    text = _ranges(holders)
     processes = {drawn.processes[device] for device in holders if device in drawn.processes}
     if len(set(drawn.processes.values())) > 1:
-        text += f"\nprocess {layout.ranges(processes)}"
+        text += f"\nprocess {_ranges(processes)}"
     return text
+
+
+def _ranges(numbers: Collection[int]) -> str:
+    """``0-3,8``: all of them, without the spaces of a sentence."""
+    return ranges(sorted(numbers), len(numbers)).replace(", ", ",")
 
 
 def _grid(drawn: ArrayLayout, fixed: dict[int, int]) -> Table:

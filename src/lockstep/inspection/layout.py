@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Block = tuple[int, ...]
@@ -153,12 +153,3 @@ def _number(names: Sequence[str], at: Mapping[str, int], axes: Mapping[str, int]
     for name in names:
         number = number * axes[name] + at[name]
     return number
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0-3,8`` for 0, 1, 2, 3, 8."""
-    texts = []
-    for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        texts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
-    return ",".join(texts)

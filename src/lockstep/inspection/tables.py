@@ -81,17 +81,7 @@ def _collectives(report: Facts) -> Table:
     table.add_column("line", overflow="fold")
     table.add_column("why", overflow="fold")
     for cells, reach in _rows(report):
-        operation, operands, size, times, axes, groups, *rest = cells
-        table.add_row(
-            operation,
-            operands,
-            size,
-            times,
-            axes,
-            groups,
-            Text(reach, style=_COLOURS[reach]),
-            *rest,
-        )
+        table.add_row(*cells[:6], Text(reach, style=_COLOURS[reach]), *cells[6:])
     return table
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
+from lockstep.hlo.text import arrays
 
 MIN_BYTES = 1 << 20
 """Less is in the buffers of the sockets before gloo overwrites it; up to 8 MiB none was wrong."""
 _SCATTER = " reduce-scatter("
-_SHAPE = re.compile(r"[a-z]+(\d+)\w*\[([\d,]*)\]")
 
 
 def reduce_scatter_bytes(text: str, devices: int) -> int:
@@ -20,14 +18,8 @@ def reduce_scatter_bytes(text: str, devices: int) -> int:
         return 0
     heads = (line.partition(_SCATTER)[0] for line in text.splitlines() if _SCATTER in line)
     # One over fewer devices takes less.
-    return max((devices * _bytes(head.partition(" = ")[2]) for head in heads), default=0)
-
-
-def _bytes(shapes: str) -> int:
-    found = _SHAPE.findall(shapes)
-    return sum(
-        int(bits) * math.prod(map(int, filter(None, d.split(",")))) // 8 for bits, d in found
-    )
+    taken = (sum(array.bytes for array in arrays(head.partition(" = ")[2])) for head in heads)
+    return devices * max(taken, default=0)
 
 
 def warning(title: str, size: int, jaxlib: str) -> str:
