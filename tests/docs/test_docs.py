@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import pathlib
 import re
-import tomllib
 
 import pytest
 
@@ -88,14 +87,6 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     listed = re.findall(r"([\w/-]+\.md)", navigation)
     assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
-
-
-def test_every_extra_is_explained() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    page = (DOCS / "design" / "dependencies.md").read_text()
-    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.M)) == sorted(extras)
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.test_kubernetes import check_model, options_of, validate
+from docs.test_kubernetes import check_key, check_model, options_of, validate
 from page_commands import files
 from page_environments import commands_of
 from processes import captured
@@ -31,17 +31,6 @@ def document(title: str) -> dict[str, Any]:
     return yaml.safe_load(files(PAGE)[title])
 
 
-def check_key(pod: dict[str, Any]) -> None:
-    """The only container of ``pod`` gets the key of the page's secret, in a file of its owner."""
-    [container], [volume] = pod["containers"], pod["volumes"]
-    [variable], [mount] = container["env"], container["volumeMounts"]
-    assert variable["name"] == "LOCKSTEP_KEY_FILE"
-    assert variable["value"] == f"{mount['mountPath']}/key"
-    assert mount["name"] == volume["name"]
-    assert volume["secret"]["defaultMode"] == 0o400
-    assert f"secret generic {volume['secret']['secretName']} --from-file=key=" in PAGE
-
-
 @pytest.mark.full
 def test_the_runtime() -> None:
     runtime = document("runtime.yaml")
@@ -55,7 +44,7 @@ def test_the_runtime() -> None:
     pod = job["spec"]["template"]["spec"]
     # The Trainer sets the variables of the container with this name.
     assert replicated["name"] == pod["containers"][0]["name"] == "node"
-    check_key(pod)
+    check_key(pod, PAGE)
 
 
 def test_the_job() -> None:
@@ -86,7 +75,7 @@ def test_the_jaxjob() -> None:
     validate({**JOB, "spec": {"template": {"spec": {**pod, "restartPolicy": "Never"}}}})
     # The operator sets the variables of the container with this name.
     assert pod["containers"][0]["name"] == "jax"
-    check_key(pod)
+    check_key(pod, PAGE)
     options_of(pod["containers"][0]["command"])
 
 

@@ -66,18 +66,23 @@ def environ_of(job: dict[str, Any], index: int) -> dict[str, str]:
     return {**own, "JOB_COMPLETION_INDEX": str(index)}
 
 
+def check_key(pod: dict[str, Any], page: str) -> None:
+    """The only container of ``pod`` gets the key of the page's secret, in a file of its owner."""
+    [container], [volume] = pod["containers"], pod["volumes"]
+    [mount] = container["volumeMounts"]
+    [file] = [each["value"] for each in container["env"] if each["name"] == "LOCKSTEP_KEY_FILE"]
+    assert file == f"{mount['mountPath']}/key"
+    assert mount["name"] == volume["name"]
+    assert volume["secret"]["defaultMode"] == 0o400
+    assert f"secret generic {volume['secret']['secretName']} --from-file=key=" in page
+
+
 def check_job(job: dict[str, Any]) -> None:
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"] == int(environ_of(job, 0)["JOB_COMPLETIONS"])
-    [volume], [container] = pod["volumes"], pod["containers"]
-    [mount] = container["volumeMounts"]
-    assert mount["name"] == volume["name"]
-    key = f"{mount['mountPath']}/key"
-    assert environ_of(job, 0)["LOCKSTEP_KEY_FILE"] == key
-    assert volume["secret"]["defaultMode"] == 0o400
-    assert f"secret generic {volume['secret']['secretName']} --from-file=key=" in PAGE
-    options_of(container["command"])
+    check_key(pod, PAGE)
+    options_of(pod["containers"][0]["command"])
 
 
 def test_the_indexed_job() -> None:

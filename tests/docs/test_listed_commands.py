@@ -9,7 +9,6 @@ typed as they stand need a test too. `NOT_RUN` has the others, each with the rea
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import tomllib
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.test_docs import parsers
+from docs.test_security import names_in
 from lockstep import cli
 from lockstep.launch import before_start, options
 from page_commands import ROOT, in_sentences, listed_lines
@@ -127,10 +128,6 @@ LISTED = [
 ]
 
 
-def names_of_tests(path: Path) -> set[str]:
-    return {n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)}
-
-
 def check_lockstep(words: list[str]) -> None:
     """``words`` behind ``lockstep``: a subcommand and options that its parser takes."""
     command, rest = words[0], words[1:]
@@ -167,11 +164,7 @@ def check_make(words: list[str]) -> None:
     assert words[0] in targets
 
 
-PARSERS = {
-    **next(a.choices for a in cli._parser()._actions if isinstance(a.choices, dict)),
-    "run": options.run_parser(),
-    "worker": options.worker_parser(),
-}
+PARSERS = parsers()
 CHECKS = {"lockstep": check_lockstep, "pip": check_pip, "python": check_python,
           "python3": check_python, "make": check_make}  # fmt: skip
 
@@ -189,7 +182,7 @@ def test_a_listed_command_can_be_typed_and_its_form_is_run(line: str) -> None:
     assert found, f"no test runs {line!r}: name one in FORMS"
     if found in FORMS.values():
         path, _, test = found.partition("::")
-        assert test in names_of_tests(ROOT / path)
+        assert test in names_in(path)
     if found in FORMS.values() or line.startswith("make "):
         check(line)
 
