@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import format
@@ -246,23 +246,31 @@ def record_of(run: Run, process: int) -> format.ProcessRecord:
     return record
 
 
+def with_entries(
+    run: Run, change: Callable[[Entry], Entry], processes: set[int] | None = None
+) -> Run:
+    """The same run with other entries, of these processes alone if some are named."""
+
+    def changed(one: Process) -> Process:
+        if one.record is None or (processes is not None and one.index not in processes):
+            return one
+        rings = tuple(
+            dataclasses.replace(ring, entries=tuple(map(change, ring.entries)))
+            for ring in one.record.rings
+        )
+        return dataclasses.replace(one, record=dataclasses.replace(one.record, rings=rings))
+
+    return dataclasses.replace(run, processes=tuple(map(changed, run.processes)))
+
+
 def raised(run: Run, at: int, processes: set[int] | None = None) -> Run:
     """Every collective that did not end raised at the moment ``at``."""
 
-    def ring(one: format.Ring) -> format.Ring:
-        entries = tuple(
-            e._replace(state=State.RAISED, done_ns=at) if e.state == State.ENTERED else e
-            for e in one.entries
-        )
-        return dataclasses.replace(one, entries=entries)
+    def change(entry: Entry) -> Entry:
+        is_open = entry.state == State.ENTERED
+        return entry._replace(state=State.RAISED, done_ns=at) if is_open else entry
 
-    def process(one: Process) -> Process:
-        if one.record is None or (processes is not None and one.index not in processes):
-            return one
-        rings = tuple(ring(r) for r in one.record.rings)
-        return dataclasses.replace(one, record=dataclasses.replace(one.record, rings=rings))
-
-    return dataclasses.replace(run, processes=tuple(process(p) for p in run.processes))
+    return with_entries(run, change, processes)
 
 
 def site(program: int, channel: int = 1, line: int = 1, name: str | None = None, **more) -> Site:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from flight_recorder.jobs import STEP, job, steps
+from flight_recorder.simulate import with_entries
 from lockstep._run_files import Exit
 from lockstep.flight_recorder.diagnose import Kind, diagnose
-from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.flight_recorder.run_records import Run
 
 DONE = 5
@@ -20,19 +20,7 @@ DONE = 5
 
 def shifted(run: Run, by: int) -> Run:
     """The same run, ``by`` collectives later in its life."""
-
-    def later(record: ProcessRecord) -> ProcessRecord:
-        rings = (
-            dataclasses.replace(
-                ring,
-                entries=tuple(e._replace(sequence=(e.sequence + by) % 2**32) for e in ring.entries),
-            )
-            for ring in record.rings
-        )
-        return dataclasses.replace(record, rings=tuple(rings))
-
-    processes = (dataclasses.replace(p, record=p.record and later(p.record)) for p in run.processes)
-    return dataclasses.replace(run, processes=tuple(processes))
+    return with_entries(run, lambda e: e._replace(sequence=(e.sequence + by) % 2**32))
 
 
 def behind(**exit: Any) -> Run:
