@@ -71,6 +71,12 @@ def record(process: int = 0) -> Record:
     return Record(os.memfd_create("launches"), empty, OWNER)
 
 
+@pytest.fixture
+def own(programs: dict[bytes, list[Program]]) -> Record:
+    """The record of process 0, which has launched nothing."""
+    return record()
+
+
 def entries(of: Record) -> list[tuple[int, int, int]]:
     return [(e.sequence, e.run_id, e.state) for e in of.read().rings[0].entries]
 

@@ -9,21 +9,20 @@ import pytest
 
 from lockstep.flight_recorder.format import State
 from lockstep.programs import launches
-from lockstep.programs.compilations import Program
+from lockstep.programs.launches import Record
 from programs.launch_records import (
     Executable,
     entries,
     fast,
     function,
     in_thread,
-    record,
     slow,
 )
+from programs.launch_records import own as own
 from programs.launch_records import programs as programs
 
 
-def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> None:
-    own = record()
+def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(own: Record) -> None:
     step = function(own, b"step")
     fast(own, step)
     own.look([step], in_flight=False)
@@ -33,8 +32,7 @@ def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> Non
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
 
 
-def test_what_is_in_flight_is_marked_until_the_next_launch(programs: Any) -> None:
-    own = record()
+def test_what_is_in_flight_is_marked_until_the_next_launch(own: Record) -> None:
     step = function(own, b"step")
     fast(own, step)
     own.look((), in_flight=True)
@@ -45,8 +43,7 @@ def test_what_is_in_flight_is_marked_until_the_next_launch(programs: Any) -> Non
     assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
 
 
-def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
-    own = record()
+def test_a_call_that_does_not_return_is_a_launch(own: Record) -> None:
     step, other = function(own, b"step"), function(own, b"other")
     fast(own, step)
     own.look([step], in_flight=False)
@@ -60,22 +57,19 @@ def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
     assert entries(own)[2][1] != entries(own)[1][1]
 
 
-def test_a_call_that_raises_is_no_launch(programs: Any) -> None:
-    own = record()
+def test_a_call_that_raises_is_no_launch(own: Record) -> None:
     slow(own, b"step", ValueError("a deleted array"))
     slow(own, b"step")
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
 
 
-def test_a_call_whose_collective_fails_is_a_launch_that_raised(programs: Any) -> None:
-    own = record()
+def test_a_call_whose_collective_fails_is_a_launch_that_raised(own: Record) -> None:
     slow(own, b"step")
     slow(own, b"other", RuntimeError("UNKNOWN: Gloo all-reduce failed: closed"))
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
 
 
-def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:
-    own = record()
+def test_a_launch_that_has_failed_stays_so(own: Record) -> None:
     step = function(own, b"step")
     fast(own, step)
     own.failed()
@@ -83,9 +77,8 @@ def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:
     assert [state for *_, state in entries(own)] == [State.RAISED]
 
 
-def test_a_launch_that_jax_raised_in_is_one_more(programs: Any) -> None:
+def test_a_launch_that_jax_raised_in_is_one_more(own: Record) -> None:
     """JAX's fast path raises a ValueError where the call was to return, so no launch is noted."""
-    own = record()
     step = function(own, b"step")
     fast(own, step)
     own.failed(is_new=True)
@@ -94,8 +87,7 @@ def test_a_launch_that_jax_raised_in_is_one_more(programs: Any) -> None:
     assert len(entries(own)) == 2
 
 
-def test_one_of_several_functions_is_in_flight_without_saying_which(programs: Any) -> None:
-    own = record()
+def test_one_of_several_functions_is_in_flight_without_saying_which(own: Record) -> None:
     functions = [function(own, b"step"), function(own, b"other")]
     for one in functions:
         fast(own, one)
@@ -104,8 +96,7 @@ def test_one_of_several_functions_is_in_flight_without_saying_which(programs: An
     assert [state for *_, state in entries(own)] == [State.DONE, State.DONE, State.ENTERED]
 
 
-def test_old_launches_are_overwritten(programs: Any) -> None:
-    own = record()
+def test_old_launches_are_overwritten(own: Record) -> None:
     step = function(own, b"step")
     for _ in range(1500):
         fast(own, step)
@@ -114,9 +105,8 @@ def test_old_launches_are_overwritten(programs: Any) -> None:
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_an_interrupt_leaves_no_lock_behind(programs: Any, is_taken: bool) -> None:
+def test_an_interrupt_leaves_no_lock_behind(own: Record, is_taken: bool) -> None:
     """Python runs a signal handler within the call that takes the lock, or right after it."""
-    own = record()
     step = function(own, b"step")
     acquire = own._acquire
 
@@ -136,9 +126,8 @@ def test_an_interrupt_leaves_no_lock_behind(programs: Any, is_taken: bool) -> No
 
 
 def test_a_signal_handler_launches_while_a_launch_is_written(
-    programs: Any, monkeypatch: pytest.MonkeyPatch
+    own: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = record()
     step, other = function(own, b"step"), function(own, b"other")
 
     def handled() -> int:
@@ -151,16 +140,14 @@ def test_a_signal_handler_launches_while_a_launch_is_written(
     assert [number for number, *_ in entries(own)] == [0, 1]
 
 
-def test_the_number_of_a_launch_wraps(programs: dict[bytes, list[Program]]) -> None:
+def test_the_number_of_a_launch_wraps(own: Record) -> None:
     """Sequences have 32 bits: 2^32 launches of 50 us take 60 hours."""
-    of = record()
-    step = Executable(b"step")
-    of.end(of.begin(step), None)
-    [clique] = of._sequences
-    of._sequences[clique] = 2**32 - 2
+    slow(own, b"step")
+    [clique] = own._sequences
+    own._sequences[clique] = 2**32 - 2
     for _ in range(4):
-        of.end(of.begin(step), None)
-    assert [sequence for sequence, _, _ in entries(of)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]
+        slow(own, b"step")
+    assert [sequence for sequence, _, _ in entries(own)] == [0, 2**32 - 2, 2**32 - 1, 0, 1]
 
 
 def assert_ended(own: Any, *names: str) -> None:
@@ -171,10 +158,9 @@ def assert_ended(own: Any, *names: str) -> None:
 
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_what_a_callback_has_launched_on_another_thread_comes_after_it(
-    programs: Any, is_inside: bool
+    own: Record, is_inside: bool
 ) -> None:
     """The launch that the callback is in may return after that of the thread."""
-    own = record()
     other = function(own, b"other")
     begun = own.begin(Executable(b"step"))
     if not is_inside:
@@ -187,8 +173,7 @@ def test_what_a_callback_has_launched_on_another_thread_comes_after_it(
 
 
 @pytest.mark.parametrize("by", [fast, slow])
-def test_what_a_callback_of_any_thread_has_launched_comes_after_it(programs: Any, by: Any) -> None:
-    own = record()
+def test_what_a_callback_of_any_thread_has_launched_comes_after_it(own: Record, by: Any) -> None:
     other = function(own, b"other")
 
     def launch() -> None:
@@ -201,17 +186,16 @@ def test_what_a_callback_of_any_thread_has_launched_comes_after_it(programs: Any
     assert_ended(own, "jit_step", "jit_other", "jit_step")
 
 
-def test_what_a_callback_has_launched_on_its_own_thread_comes_after_it(programs: Any) -> None:
+def test_what_a_callback_has_launched_on_its_own_thread_comes_after_it(own: Record) -> None:
     """XLA may run a program, and so its callbacks, on the thread that launches it."""
-    own = record()
     begun = own.begin(Executable(b"step"))
     slow(own, b"other")
     own.end(begun, None)
     assert_ended(own, "jit_step", "jit_other")
 
 
-def test_a_call_of_a_thread_is_in_flight_until_it_returns_or_raises(programs: Any) -> None:
-    own, begun = record(), []
+def test_a_call_of_a_thread_is_in_flight_until_it_returns_or_raises(own: Record) -> None:
+    begun = []
     in_thread(lambda: begun.append(own.begin(Executable(b"step"))))
     own.look((), in_flight=False)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.ENTERED)]

@@ -31,11 +31,11 @@ from programs.launch_records import (
     record,
     slow,
 )
+from programs.launch_records import own as own
 from programs.launch_records import programs as programs
 
 
-def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
-    own = record()
+def test_launches_by_both_paths_are_in_order(own: Record) -> None:
     sites: list[run_records.Site] = []
     own.new_sites = sites.extend
     step, other = function(own, b"step"), function(own, b"other")
@@ -51,9 +51,8 @@ def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
     assert found.cliques == ((found.rings[0].entries[0].clique, (0, 2048)),)
 
 
-def test_two_modules_that_became_one_executable_are_both_known(programs: Any) -> None:
+def test_two_modules_that_became_one_executable_are_both_known(programs: Any, own: Record) -> None:
     """As of a loop whose carry is an array of one device at first, and of all later."""
-    own = record()
     slow(own, b"step")
     first = function(own, b"step")
     programs[b"step"].append(program("step", "55"))
@@ -65,10 +64,9 @@ def test_two_modules_that_became_one_executable_are_both_known(programs: Any) ->
 
 
 def test_a_function_of_one_executable_is_not_told_by_its_arguments(
-    programs: Any, monkeypatch: pytest.MonkeyPatch
+    programs: Any, own: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes a microsecond for each argument."""
-    own = record()
     step = function(own, b"step")
     programs[b"step"].append(program("step", "55"))
     own.learn(step.__wrapped__, Executable(b"step"), (np.ones(1),), {})
@@ -77,8 +75,7 @@ def test_a_function_of_one_executable_is_not_told_by_its_arguments(
     assert [run_id != 0 for _, run_id, _ in entries(own)] == [True]
 
 
-def test_programs_of_this_process_or_without_collectives_are_left_out(programs: Any) -> None:
-    own = record()
+def test_programs_of_this_process_or_without_collectives_are_left_out(own: Record) -> None:
     slow(own, b"not of several processes")
     slow(own, b"quiet")
     fast(own, function(own, b"quiet"))
@@ -86,16 +83,14 @@ def test_programs_of_this_process_or_without_collectives_are_left_out(programs: 
     assert entries(own) == []
 
 
-def test_whether_a_program_has_collectives_is_known_once_it_is_launched(programs: Any) -> None:
-    own = record()
+def test_whether_a_program_has_collectives_is_known_once_it_is_launched(own: Record) -> None:
     assert own.has_collectives(b"step") is None
     slow(own, b"step")
     slow(own, b"quiet")
     assert [own.has_collectives(each) for each in (b"step", b"quiet", b"?")] == [True, False, None]
 
 
-def test_a_function_that_has_local_programs_too_is_told_by_its_results(programs: Any) -> None:
-    own = record()
+def test_a_function_that_has_local_programs_too_is_told_by_its_results(own: Record) -> None:
     both = function(own, b"step", b"local")
     fast(own, both, ({"loss": LOCAL}, LOCAL))
     assert entries(own) == []
@@ -103,8 +98,7 @@ def test_a_function_that_has_local_programs_too_is_told_by_its_results(programs:
     assert len(entries(own)) == 1
 
 
-def test_of_several_programs_the_arguments_choose(programs: Any) -> None:
-    own = record()
+def test_of_several_programs_the_arguments_choose(own: Record) -> None:
     both = function(own, b"step", b"wide")
     fast(own, both, size=0)
     fast(own, both, size=1)
@@ -126,8 +120,7 @@ class Unbuilt:
 @pytest.mark.parametrize(
     "static", [np.float64, SimpleNamespace(shape=(3,)), Unbuilt(), "sum", object()]
 )
-def test_a_static_argument_may_have_a_shape(programs: Any, static: Any) -> None:
-    own = record()
+def test_a_static_argument_may_have_a_shape(own: Record, static: Any) -> None:
     both = function(own, b"step", b"wide")
     own.learn(both.__wrapped__, Executable(b"step"), (np.ones(3), static), {})
     own.fast(both, (np.ones(3), static), {}, EVERYWHERE)
@@ -143,8 +136,7 @@ def by_mode(own: Record, *executables: bytes) -> Jitted:
     return both
 
 
-def test_of_several_programs_a_static_argument_chooses(programs: Any) -> None:
-    own = record()
+def test_of_several_programs_a_static_argument_chooses(programs: Any, own: Record) -> None:
     both = by_mode(own, b"step", b"other", b"quiet")
     for mode in (1, 0, 2, 1.0, 3):  # 2 has no collectives, and the last two are not known
         own.fast(both, (np.ones(3), mode), {}, EVERYWHERE)
@@ -155,8 +147,7 @@ def test_of_several_programs_a_static_argument_chooses(programs: Any) -> None:
     assert entries(own)[-1][1] not in (0, entries(own)[1][1])
 
 
-def test_of_several_programs_a_setting_of_jax_chooses(programs: Any) -> None:
-    own = record()
+def test_of_several_programs_a_setting_of_jax_chooses(programs: Any, own: Record) -> None:
     both = Jitted(lambda: None)
     for each, precision in ((b"step", "highest"), (b"other", "default"), (b"wide", "default")):
         with jax.default_matmul_precision(precision):
@@ -169,10 +160,10 @@ def test_of_several_programs_a_setting_of_jax_chooses(programs: Any) -> None:
 
 
 def test_of_what_stays_in_a_process_the_main_threads_launches_are_recorded(
-    programs: Any, monkeypatch: pytest.MonkeyPatch
+    own: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other threads may launch such programs in another order on each process."""
-    own, text = record(), " %a = f32[] all-reduce(%x), replica_groups={{0,1},{2,3}}"
+    text = " %a = f32[] all-reduce(%x), replica_groups={{0,1},{2,3}}"
     monkeypatch.setattr(_jax_compat, "text_of_executable", lambda _: text)
     step = function(own, b"step")
     in_thread(fast, own, step)
@@ -181,24 +172,23 @@ def test_of_what_stays_in_a_process_the_main_threads_launches_are_recorded(
     assert [number for number, _, _ in entries(own)] == [0]
 
 
-def test_a_program_has_the_thread_that_launched_it_first(programs: Any) -> None:
-    own = record()
+def test_a_program_has_the_thread_that_launched_it_first(programs: Any, own: Record) -> None:
     in_thread(function, own, b"step", name="prefetch")
     fast(own, function(own, b"step"))
     [site] = sites_of(own.programs())
     assert site.thread == "prefetch"
 
 
-def test_a_function_that_has_died_is_forgotten(programs: Any) -> None:
-    own = record()
+def test_a_function_that_has_died_is_forgotten(own: Record) -> None:
     for _ in range(50):
         fast(own, function(own, b"step"))
     assert len(own._functions._by_function) <= 1
     assert len(own._functions.by_jitted) <= 1
 
 
-def test_a_function_on_two_sets_of_devices_is_counted_where_its_results_are(programs: Any) -> None:
-    own = record()
+def test_a_function_on_two_sets_of_devices_is_counted_where_its_results_are(
+    programs: Any, own: Record
+) -> None:
     few = dataclasses.replace(program("step", "55"), devices=(0, 2048))
     programs[b"few"] = [few]
     both = function(own, b"step", b"few")
@@ -209,8 +199,7 @@ def test_a_function_on_two_sets_of_devices_is_counted_where_its_results_are(prog
     assert found[0].clique != found[1].clique
 
 
-def test_calls_of_a_program_compiled_ahead_of_time_are_recorded(programs: Any) -> None:
-    own = record()
+def test_calls_of_a_program_compiled_ahead_of_time_are_recorded(own: Record) -> None:
     step, other = Jitted(None), Jitted(None)
     for called, executable in ((step, b"step"), (other, b"other"), (step, b"step")):
         own.learn(called, Executable(executable), (), {})
@@ -256,8 +245,7 @@ def test_flags_that_change_what_is_computed(
     assert compilations.flags.__wrapped__() == kept
 
 
-def test_the_second_call_of_a_function_may_be_the_one_that_does_not_return(programs: Any) -> None:
-    own = record()
+def test_the_second_call_of_a_function_may_be_the_one_that_does_not_return(own: Record) -> None:
     step = function(own, b"step")
     slow(own, b"step")  # JAX makes its fast path here
     own.look([step], in_flight=False)
