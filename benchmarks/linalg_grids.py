@@ -97,25 +97,23 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
             return Plan.of(n, placed, tile(n), natural)
         return Plan.on_grid(n, placed, natural, GridShape(side, side, tile(n)))
 
+    on = {"line": None, "grid": Grid(side, side, 1)}
+
     def getrf(layout: str) -> Any:
         def run(a: Any) -> Any:
-            line = Plan.of(len(a), placed, tile(len(a)), False)
-            on = Grid(side, side, 1) if layout == "grid" else None
-            return _general.factor(a, dataclasses.replace(line, grid=on))
+            return _general.factor(a, dataclasses.replace(plan(a, "line", False), grid=on[layout]))
 
         return run
 
     def ormtr(layout: str) -> Any:
         def run(a: Any) -> Any:
-            n = len(a)
-            line = Plan.of(n, placed, tile(n), False)
+            line = plan(a, "line", False)
 
             def body(a: Any) -> Any:
                 slots = line.take_matrix(a)
-                q = _back_transformation.Reflectors(slots, jax.numpy.ones(n))
-                on = Grid(side, side, 1) if layout == "grid" else None
+                q = _back_transformation.Reflectors(slots, jax.numpy.ones(line.layout.n))
                 z = slots.reshape(slots.shape[0], -1)
-                return _back_transformation.apply(q, z, line.layout, line.axes, on)
+                return _back_transformation.apply(q, z, line.layout, line.axes, on[layout])
 
             return line.placed.map(body, placed.spec, line.slots)(a)
 
@@ -124,8 +122,7 @@ def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
     def qr(layout: str) -> Any:
         def run(a: Any) -> Any:
             plan = _qr.QRPlan.of(a.shape, placed, tile(len(a)))
-            on = Grid(side, side, 1) if layout == "grid" else None
-            panels = dataclasses.replace(plan.panels, grid=on)
+            panels = dataclasses.replace(plan.panels, grid=on[layout])
             return _qr.decompose(a, dataclasses.replace(plan, panels=panels), "reduced")
 
         return run
