@@ -68,23 +68,21 @@ def test_every_execution_is_seen_with_its_line_and_waited_for() -> None:
     assert ended.stdout.startswith("good [4. 4."), ended
 
 
-def on_a_thread_of_xla(executing: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> int:
-    """What a thread finds that has no line of the program on its stack."""
+@pytest.mark.parametrize(
+    ("executing", "site"),
+    [
+        ({1: 77}, 77),
+        ({1: 77, 2: 77}, 77),
+        ({1: 77, 2: 78}, frames.UNKNOWN),
+        ({}, frames.UNKNOWN),
+    ],
+)
+def test_a_thread_without_lines_takes_those_of_the_only_execution(
+    executing: dict[int, int], site: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(frames, "_executing", executing)
     monkeypatch.setattr(frames, "_site", lambda frame: frames.UNKNOWN)
-    return frames.of_this_collective()
-
-
-def test_a_thread_without_lines_takes_those_of_the_one_execution(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert on_a_thread_of_xla({1: 77}, monkeypatch) == 77
-    assert on_a_thread_of_xla({1: 77, 2: 77}, monkeypatch) == 77
-
-
-def test_of_several_executions_none_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert on_a_thread_of_xla({1: 77, 2: 78}, monkeypatch) == frames.UNKNOWN
-    assert on_a_thread_of_xla({}, monkeypatch) == frames.UNKNOWN
+    assert frames.of_this_collective() == site
 
 
 class Chain:

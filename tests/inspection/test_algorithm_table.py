@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -187,11 +186,3 @@ def test_sizes_are_written_without_fractions() -> None:
     written = [entry.partition(":")[2] for entry in algorithm_table.text(rows).split(",")]
     assert written == ["1KiB", "1536", "1000", "3MiB", "1GiB"]
     assert tuple(map(parse_size, written)) == sizes
-
-
-def test_the_engine_has_the_same_algorithms_for_small_sizes_only() -> None:
-    folder = Path(__file__).parents[2] / "native" / "collectives"
-    source = (folder / "collectives.cc").read_text()
-    rows = re.findall(r'\{Op::k(\w+), "([\w-]+)", (?:parts|blocks)_are_small', source)
-    names = {(re.sub(r"(?<!^)(?=[A-Z])", "-", op).lower(), name) for op, name in rows}
-    assert names == set(algorithms.SMALL_ONLY)

@@ -111,7 +111,11 @@ def test_the_engine_chooses_by_the_same_table() -> None:
     ):
         [number, shift] = re.findall(rf"{name} = (\d+)(?: << (\d+))?;", source)[0]
         assert int(number) << int(shift or 0) == value, name
-    rows = re.findall(r"\{Op::k(\w+), \"([\w-]+)\"", source)
-    names = {(re.sub(r"(?<!^)(?=[A-Z])", "-", op).lower(), name) for op, name in rows}
+
+    def named(condition: str) -> set[tuple[str, str]]:
+        rows = re.findall(rf'\{{Op::k(\w+), "([\w-]+)"{condition}', source)
+        return {(re.sub(r"(?<!^)(?=[A-Z])", "-", op).lower(), name) for op, name in rows}
+
     known = {key for key in algorithms.ALGORITHMS if key[0] != "collective-permute"}
-    assert names == known
+    assert named("") == known
+    assert named(", (?:parts|blocks)_are_small") == set(algorithms.SMALL_ONLY)
