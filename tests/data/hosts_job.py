@@ -5,6 +5,8 @@ lockstep run --hosts a:2,b:2 tests/data/hosts_job.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import lockstep  # isort: skip
 import jax
 import numpy as np
@@ -36,19 +38,19 @@ def check_inspect() -> None:
     assert "on 4 devices of 4 processes on 2 hosts" in str(report)
 
 
+def seen(source: Any) -> list[int]:
+    found = []
+    for batch in data.batches(source, 8, SPREAD):
+        values, mask = lockstep.gather((batch.rows, batch.mask), to=None)
+        found += values[mask].tolist()
+    return found
+
+
 def check_batches() -> None:
     rows = np.arange(21, dtype=np.int32)
-    found = []
-    for batch in data.batches(rows, 8, SPREAD):
-        values, mask = lockstep.gather((batch.rows, batch.mask), to=None)
-        found += values[mask].tolist()
-    assert found == rows.tolist()
+    assert seen(rows) == rows.tolist()
     mine = (np.int32(100 * ME + i) for i in range(3 + 2 * ME))
-    found = []
-    for batch in data.batches(mine, 8, SPREAD):
-        values, mask = lockstep.gather((batch.rows, batch.mask), to=None)
-        found += values[mask].tolist()
-    assert sorted(found) == [100 * p + i for p in range(COUNT) for i in range(3 + 2 * p)]
+    assert sorted(seen(mine)) == [100 * p + i for p in range(COUNT) for i in range(3 + 2 * p)]
 
 
 def check_equalize() -> None:

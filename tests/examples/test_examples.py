@@ -11,12 +11,12 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from lanes import sample
+from processes import captured
 from support import start_lockstep
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -118,16 +118,8 @@ def run(example: str, *arguments: str, collectives: str = "lockstep") -> str:
     """The output of all processes of one run; fails with it when the run does."""
     command = [sys.executable, "-m", "lockstep", "run", "-n", str(PROCESSES), "-d", "4"]
     command += ["--collectives", collectives, str(EXAMPLES / example), *arguments]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    done = captured(command, timeout=TIMEOUT_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

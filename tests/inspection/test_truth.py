@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from processes import captured
 
 PROGRAM = Path(__file__).parent / "programs" / "truth.py"
 SECONDS = 200
@@ -18,17 +19,9 @@ JOB = ["-m", "lockstep", "run", "-n", "2", "-d", "2"]
 
 
 def reports(arguments: list[str], environ: dict[str, str]) -> tuple[dict[str, Any], str]:
-    done = subprocess.run(
-        [sys.executable, *arguments, str(PROGRAM)],
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    command = [sys.executable, *arguments, str(PROGRAM)]
+    done = captured(command, env={**os.environ, **environ}, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = {}
     for line in re.findall(r"^(?:\[0\] )?report (.*)$", done.stdout, re.MULTILINE):
         found.update(json.loads(line))

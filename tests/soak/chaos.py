@@ -46,7 +46,8 @@ class Ground:
         self.folder = folder
         self.saved = folder / "saved"
         self.saved.mkdir()
-        self._mount(self.saved, "1m")
+        words = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(self.saved)]
+        subprocess.run(words, check=True, timeout=20)
         library = folder / "wall_clock.so"
         build = ["cc", "-shared", "-fPIC", str(CLOCK), "-o", str(library), "-ldl"]
         subprocess.run(build, check=True, timeout=60)
@@ -60,10 +61,6 @@ class Ground:
 
     def __exit__(self, *error: object) -> None:
         subprocess.run(["umount", str(self.saved)], check=True, timeout=20)
-
-    def _mount(self, where: Path, size: str) -> None:
-        words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)]
-        subprocess.run(words, check=True, timeout=20)
 
     @contextlib.contextmanager
     def hosts(self) -> Iterator[SshHosts]:

@@ -114,8 +114,7 @@ class Soak:
         options = [*layout.options, "--collective-timeout", "120", "--grace", "5"]
         if not layout.is_local:
             assert self.hosts is not None
-            passed = [word for name in ("NPROC",) for word in ("--export", name)]
-            options += ["--ssh", self.hosts.ssh(), *passed]
+            options += ["--ssh", self.hosts.ssh(), "--export", "NPROC"]
         words = [sys.executable, "-P", "-m", "lockstep", "run", *options, str(WORKER), *batch.words]
         enter = [] if layout.is_local or self.hosts is None else self.hosts.enter("a")
         environ = {**os.environ, **ENVIRON}

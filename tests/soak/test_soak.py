@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from engine.random_programs import program
+from processes import captured
 from soak import layouts
 from soak.layouts import Batch, Layout
 from soak.run import RESULTS, Result, Soak
@@ -81,9 +81,7 @@ def test_every_layout_and_option_is_drawn() -> None:
 def test_a_minute_of_it_on_this_machine(tmp_path: Path) -> None:
     words = [sys.executable, Path(__file__).parent / "run.py", "--here", "--minutes", "0.2"]
     seed = 990_000 + random.randrange(1000)
-    done = subprocess.run(
-        [*map(str, words), "--seed", str(seed)], capture_output=True, text=True, timeout=600
-    )
+    done = captured([*words, "--seed", str(seed)], timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     file = RESULTS / f"seed-{seed}.json"
     document = json.loads(file.read_text())
