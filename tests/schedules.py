@@ -188,6 +188,16 @@ def check(op: str, hosts: int, blocks: int, memory: Memory) -> None:
             assert own[(host - 1) % hosts] == 1 << (host - 1) % hosts, host
 
 
+def carried_out(op: str, name: str, hosts: int) -> Schedule:
+    """The schedule of an algorithm. Raises AssertionError where its results are wrong."""
+    schedule = SCHEDULES[op, name](hosts)
+    blocks = blocks_of_vector(schedule)
+    memory = start(op, hosts, blocks)
+    carry_out(schedule, memory)
+    check(op, hosts, blocks, memory)
+    return schedule
+
+
 class Tally(NamedTuple):
     """Counts of a schedule: `lockstep.inspection.algorithms.Counts`, with blocks for bytes; and the
     most that one host sends in all rounds."""

@@ -295,12 +295,8 @@ def test_a_loop_of_several_calls_is_one_round() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=30), st.integers(1, 6))
 def test_rounds_are_the_last_calls_in_their_order(programs: list[int], most: int) -> None:
-    calls = [Call(site_entry(p), 0) for p in programs]
+    calls = [Call(format.Entry(1, 5, 0, 0, p, 4, 0, 0, 9, 1, 2, 1, 0, 2), 0) for p in programs]
     found = rounds(calls, most)
     told = [c.entry.elements for r in found for _ in range(r.times) for c in r.calls]
     assert told == programs[len(programs) - len(told) :]
     assert len(told) == len(programs) or sum(len(r.calls) for r in found) >= most
-
-
-def site_entry(elements: int) -> format.Entry:
-    return format.Entry(1, 5, 0, 0, elements, 4, 0, 0, 9, 1, 2, 1, 0, 2)

@@ -18,15 +18,6 @@ HOSTS = st.integers(2, 40)
 EVERY = sorted(schedules.SCHEDULES)
 
 
-def carried_out(op: str, name: str, hosts: int) -> schedules.Schedule:
-    schedule = schedules.SCHEDULES[op, name](hosts)
-    blocks = schedules.blocks_of_vector(schedule)
-    memory = schedules.start(op, hosts, blocks)
-    schedules.carry_out(schedule, memory)
-    schedules.check(op, hosts, blocks, memory)
-    return schedule
-
-
 def test_every_algorithm_of_the_model_has_a_schedule() -> None:
     assert schedules.SCHEDULES.keys() == algorithms.ALGORITHMS.keys()
 
@@ -39,7 +30,7 @@ def test_a_schedule_delivers_what_the_collective_promises_and_has_the_counts_of_
 ) -> None:
     if name not in algorithms.possible(op, hosts):
         hosts = 1 << hosts.bit_length() - 1
-    found = schedules.tally(carried_out(op, name, hosts))
+    found = schedules.tally(schedules.carried_out(op, name, hosts))
     slices = op in ("all-reduce", "reduce-scatter") and name != "recursive-doubling"
     block = 64.0
     whole = {"all-to-all": block * hosts}.get(op, block * hosts if slices else block)
@@ -51,7 +42,7 @@ def test_a_schedule_delivers_what_the_collective_promises_and_has_the_counts_of_
 @settings(deadline=None, max_examples=60)
 @given(hosts=st.integers(2, 1024))
 def test_a_small_all_reduce_takes_at_most_2_log2_messages_of_a_host(hosts: int) -> None:
-    schedule = carried_out("all-reduce", "recursive-doubling", hosts)
+    schedule = schedules.carried_out("all-reduce", "recursive-doubling", hosts)
     assert schedules.tally(schedule).most_messages <= 2 * math.log2(hosts)
     assert algorithms.choose("all-reduce", hosts, 1024) == "recursive-doubling"
 
@@ -66,7 +57,7 @@ def test_a_small_all_reduce_takes_at_most_2_log2_messages_of_a_host(hosts: int) 
     ],
 )
 def test_the_algorithms_of_log_rounds_are_right_on_1024_hosts(op: str, name: str) -> None:
-    found = schedules.tally(carried_out(op, name, 1024))
+    found = schedules.tally(schedules.carried_out(op, name, 1024))
     assert found.rounds in (10, 20)
     assert found.most_messages == found.rounds
     assert found.most_peers <= 20

@@ -65,16 +65,12 @@ def run(breaks: str, *options: str, initialize: str = BARE, status: int = 0, **e
     return run_lockstep(list(options), source, timeout=100, env=env, expect_status=status)
 
 
-def hooks_reported(result: Result) -> list[str]:
-    lines = [line for lines in result.stderr_by_process.values() for line in lines]
-    return [line for line in lines if line.startswith('lockstep: the hook "')]
-
-
 def hooks_lost(breaks: str, *options: str, sums: str = "sum 2.0 mpi", **more) -> list[str]:
     """What is said of hooks in a job that computes all the same."""
     result = run(breaks, *options, **more)
     assert all(sums in result.by_process[i] for i in (0, 1)), result
-    return hooks_reported(result)
+    lines = [line for lines in result.stderr_by_process.values() for line in lines]
+    return [line for line in lines if line.startswith('lockstep: the hook "')]
 
 
 CASES = {
