@@ -76,10 +76,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What one process hands to its engine.
-
-    The defaults are for one without devices, which records nothing and waits for no other.
-    """
+    """What one process hands to its engine."""
 
     process: int
     labels: Sequence[str]
@@ -87,26 +84,26 @@ class Options:
     arena_fd: int
     nonce: int
     """The same in all processes of the job."""
-    timeout_seconds: float = 0.0
-    cores: int = 1
-    oversubscribed: bool = False
-    device_id_bytes: int = 0
+    timeout_seconds: float
+    cores: int
+    oversubscribed: bool
+    device_id_bytes: int
     """0 when it is not known: every communicator request is then an error."""
-    no_members: str = ""
+    no_members: str
     """Sentences that end the error for a communicator request that cannot be read."""
-    check_programs: bool = False
+    check_programs: bool
     """Compare which program a collective belongs to, and which place in it."""
-    strict: bool = False
+    strict: bool
     """Compare the line of the user's program as well."""
-    record: bool = False
+    record: bool
     """Keep records; without them nothing but the engine's own checks remains."""
-    recorder: str | None = None
+    recorder: str | None
     """Path of the recorder's file; None keeps the records in memory."""
-    host: str = ""
-    attempt: int = 0
-    single_copy: bool = False
+    host: str
+    attempt: int
+    single_copy: bool
     """Large messages straight from the memory of other processes, where the system permits it."""
-    network: Network | None = None
+    network: Network | None
     """None where all processes are on one host."""
     algorithms: str = ""
     """``LOCKSTEP_ALGORITHMS``."""
