@@ -322,7 +322,7 @@ def test_over_gloo_a_wait_in_vain_is_told_with_the_lines(
     monkeypatch.setattr(call, "NOTICE_SECONDS", 1.0)
     with pytest.raises(lockstep.SpawnTimeoutError) as caught:
         lockstep.spawn(leave_early, devices=1, collectives="gloo", timeout=15)
-    assert "process 1 had returned by then" in notes(caught.value)
+    assert "process 1 left the function; the others wait for it." in notes(caught.value)
     said = capsys.readouterr().err
     assert "lockstep: process 1 left the function 1 s ago. Still in it, perhaps in a" in said
     assert re.search(r"process 0 at \S*test_pool\.py:\d+ in total", said), said
