@@ -106,10 +106,6 @@ class Transport {
   // of a ring are one memory, which the caller then provides.
   virtual std::byte* allocate_copy(std::size_t bytes) = 0;
 
-  // The bytes of a message that crosses at the best rate: what it costs besides its bytes is little
-  // then, and the next ones are in flight meanwhile.
-  virtual std::size_t message_bytes() const = 0;
-
   // Before the first message is sent or expected. Null: there is nothing to do after a slot has
   // been written or released.
   virtual std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) = 0;

@@ -1,7 +1,6 @@
 // Reduce-scatter among the processes of a host: every process adds up, for each rank of other
-// processes, what its own ranks have
-// for it and sends these partial sums in one message; the owner adds up the partials of all
-// processes.
+// processes, what its own ranks have for it and sends these partial sums in one message; the owner
+// adds up the partials of all processes.
 #include <vector>
 
 #include "collectives/collectives.h"

@@ -19,8 +19,6 @@ class ShmTransport : public Transport {
                bool reports_ends)
       : arena_(arena), memory_(arena, process, labels, single_copy), reports_ends_(reports_ends) {}
 
-  // A message of this size stays in the second-level cache between writer and readers.
-  std::size_t message_bytes() const override { return 256 << 10; }
   std::byte* allocate_copy(std::size_t) override { return nullptr; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;

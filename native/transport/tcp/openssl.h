@@ -25,7 +25,7 @@ constexpr unsigned long kAllowNoDhe = 0x400;
 constexpr int kVerifyPeer = 1;
 constexpr int kBioFlush = 11, kBioOfOurs = 0x0400 | 100;  // a source or sink, its number
 constexpr int kBioRetryFlags = 0xf, kBioRetryRead = 0x1 | 0x8;
-constexpr int kErrorWantRead = 2, kErrorWantWrite = 3, kErrorZeroReturn = 6;
+constexpr int kErrorWantRead = 2, kErrorZeroReturn = 6;
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr unsigned long kLibrarySsl = 20;
 constexpr unsigned long kBinderDoesNotVerify = 253;

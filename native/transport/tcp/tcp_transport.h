@@ -24,7 +24,6 @@ class TcpTransport : public Transport {
         wake_up_(wake_up) {}
 
   std::byte* allocate_copy(std::size_t bytes) override;
-  std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
   WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,

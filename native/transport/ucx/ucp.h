@@ -20,7 +20,7 @@ struct Ep;
 struct Config;
 
 using Status = std::int8_t;  // an enum of one byte
-inline constexpr Status kOk = 0, kInProgress = 1, kBusy = -15, kCanceled = -16;
+inline constexpr Status kOk = 0, kInProgress = 1, kCanceled = -16;
 
 // What a call that may take longer returns: null when it is done, an error, or a request.
 using StatusPointer = void*;
@@ -105,7 +105,6 @@ struct EpParams {
 
 struct RequestParam {
   static constexpr std::uint32_t kCallback = 1 << 1, kUserData = 1 << 2, kFlags = 1 << 4;
-  static constexpr std::uint32_t kReceivedLength = 1 << 7, kNotAtOnce = 1 << 16;
   static constexpr std::uint32_t kForce = 1;  // flags of a close
 
   std::uint32_t op_attr_mask;

@@ -47,7 +47,6 @@ class UcxTransport : public Transport, public Companion {
   void start(Peers& peers, Transport& memory);
 
   std::byte* allocate_copy(std::size_t bytes) override { return memory_->allocate_copy(bytes); }
-  std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
   WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,

@@ -41,7 +41,6 @@ class UcxWorker {
     UcxWorker& worker_;
   };
 
-  const ucp::Library& library() const { return library_; }
   ucp::Worker* get() const { return worker_; }  // under the lock
   // The address at which others reach the worker.
   std::vector<std::byte> address() const;
