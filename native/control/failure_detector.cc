@@ -78,10 +78,8 @@ void FailureDetector::check_siblings(int epoll) {
 }
 
 ArenaHeader::Process* FailureDetector::shared(int process) const {
-  auto& all = arena_.header().processes;
-  const auto index = static_cast<std::size_t>(process);
-  const bool is_shared = process < first_agent_ && process_ < first_agent_ && index < all.size();
-  return is_shared ? &all[index] : nullptr;
+  const bool is_shared = process < first_agent_ && process_ < first_agent_;
+  return is_shared ? arena_.process(process) : nullptr;
 }
 
 void FailureDetector::set_left(int process) {

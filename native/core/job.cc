@@ -177,9 +177,7 @@ std::string Job::has_ended(int process, const std::string& what) {
 }
 
 void Job::mark_left() {
-  auto& all = arena_->header().processes;
-  const auto index = static_cast<std::size_t>(process());
-  if (index < all.size()) all[index].left.store(1, std::memory_order_release);
+  if (auto* own = arena_->process(process())) own->left.store(1, std::memory_order_release);
 }
 
 void Job::finish() {

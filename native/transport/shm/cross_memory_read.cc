@@ -100,18 +100,12 @@ std::string reason_of(int code) {
 CrossMemoryReader::CrossMemoryReader(Arena& arena, int process,
                                      const std::vector<std::string>& labels, bool enabled)
     : arena_(arena), labels_(labels), enabled_(enabled && identity() != 0) {
-  ArenaHeader::Process* own = entry(process);
+  ArenaHeader::Process* own = arena_.process(process);
   if (!enabled_ || own == nullptr) return;
   permit_siblings();
   own->word_at.store(reinterpret_cast<std::uint64_t>(&identity()), std::memory_order_relaxed);
   own->word.store(identity(), std::memory_order_relaxed);
   own->pid.store(static_cast<std::uint64_t>(getpid()), std::memory_order_release);
-}
-
-ArenaHeader::Process* CrossMemoryReader::entry(int process) const {
-  auto& all = arena_.header().processes;
-  const auto index = static_cast<std::size_t>(process);
-  return index < all.size() ? &all[index] : nullptr;
 }
 
 bool CrossMemoryReader::is_self(const ArenaHeader::Process& peer) const {
@@ -120,14 +114,14 @@ bool CrossMemoryReader::is_self(const ArenaHeader::Process& peer) const {
 }
 
 bool CrossMemoryReader::readable(int process) const {
-  const ArenaHeader::Process* peer = entry(process);
+  const ArenaHeader::Process* peer = arena_.process(process);
   if (!enabled_ || peer == nullptr || peer->pid.load(std::memory_order_acquire) == 0) return false;
   return Batch(*peer).read() == 0;
 }
 
 void CrossMemoryReader::read(int process, std::span<const MemoryPiece> pieces) const {
   if (arena_.aborted()) throw Error(arena_.abort_text());  // the buffers may be gone already
-  const ArenaHeader::Process& peer = *entry(process);
+  const ArenaHeader::Process& peer = *arena_.process(process);
   // Processes of a job that share one process, as in tests: a copy that ThreadSanitizer sees.
   const bool self = is_self(peer);
   Batch batch(peer);

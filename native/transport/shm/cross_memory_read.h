@@ -34,7 +34,6 @@ class CrossMemoryReader {
   void read(int process, std::span<const MemoryPiece> pieces) const;
 
  private:
-  ArenaHeader::Process* entry(int process) const;
   bool is_self(const ArenaHeader::Process& peer) const;
   [[noreturn]] void fail(int process, const std::string& reason) const;
 

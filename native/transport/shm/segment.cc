@@ -16,11 +16,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x316b636f4c707453;
-// aarch64 has kernels with pages of 4, 16 and 64 KiB.
-std::size_t page_up(std::size_t bytes) {
-  static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  return (bytes + page - 1) / page * page;
-}
 
 [[noreturn]] void fail(const std::string& what, int code) {
   throw Error("lockstep: " + what + ": " + std::strerror(code) +
@@ -43,12 +38,12 @@ Descriptor Arena::create(std::uint64_t nonce) {
   Descriptor fd(memfd_create("lockstep-arena", MFD_CLOEXEC));
   if (fd.get() < 0) fail("memfd_create failed", errno);
   if (ftruncate(fd.get(), kSize) != 0) fail("cannot size the shared memory", errno);
-  reserve(fd.get(), 0, page_up(sizeof(ArenaHeader)));
+  reserve(fd.get(), 0, whole_pages(sizeof(ArenaHeader)));
   void* page = mmap(nullptr, sizeof(ArenaHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (page == MAP_FAILED) fail("cannot map the shared memory", errno);
   auto* header = static_cast<ArenaHeader*>(page);
   header->nonce.store(nonce);
-  header->next.store(page_up(sizeof(ArenaHeader)));
+  header->next.store(whole_pages(sizeof(ArenaHeader)));
   header->magic.store(kMagic, std::memory_order_release);
   munmap(page, sizeof(ArenaHeader));
   return fd;
@@ -71,10 +66,20 @@ Arena::Arena(int fd, std::uint64_t nonce) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
 
 Arena::~Arena() { munmap(base_, kSize); }
 
-std::size_t Arena::whole_pages(std::size_t bytes) { return page_up(bytes); }
+ArenaHeader::Process* Arena::process(int index) const {
+  auto& all = header().processes;
+  const auto at = static_cast<std::size_t>(index);
+  return at < all.size() ? &all[at] : nullptr;
+}
+
+// aarch64 has kernels with pages of 4, 16 and 64 KiB.
+std::size_t Arena::whole_pages(std::size_t bytes) {
+  static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
 
 std::uint64_t Arena::claim(std::size_t bytes) {
-  const std::size_t size = page_up(bytes);
+  const std::size_t size = whole_pages(bytes);
   const std::uint64_t offset = header().next.fetch_add(size);
   if (offset + size > kSize)
     throw Error("lockstep: the shared memory of this job is used up (" +
@@ -84,7 +89,7 @@ std::uint64_t Arena::claim(std::size_t bytes) {
 }
 
 void Arena::place(std::uint64_t offset, std::size_t bytes) {
-  const std::size_t size = page_up(bytes);
+  const std::size_t size = whole_pages(bytes);
   reserve(fd_.get(), offset, size);
 #ifdef MADV_POPULATE_WRITE
   // Page faults inside the first collectives would cost more than the collectives; a kernel

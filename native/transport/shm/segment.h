@@ -64,6 +64,8 @@ class Arena {
   ~Arena();
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
+  // Null for a process beyond those that the header has room for.
+  ArenaHeader::Process* process(int index) const;
   std::byte* at(std::uint64_t offset) const { return base_ + offset; }
 
   // A zeroed region whose pages are reserved, aligned to a page. Throws Error without memory.

@@ -29,9 +29,8 @@ std::unique_ptr<ReceiveChannel> ShmTransport::open(const ChannelId&, const Recei
 }
 
 const std::atomic<std::uint32_t>* ShmTransport::has_left(int process) const {
-  auto& all = arena_.header().processes;
-  const auto index = static_cast<std::size_t>(process);
-  return reports_ends_ && index < all.size() ? &all[index].left : nullptr;
+  const ArenaHeader::Process* known = arena_.process(process);
+  return reports_ends_ && known != nullptr ? &known->left : nullptr;
 }
 
 }  // namespace lockstep
