@@ -26,6 +26,7 @@ KERNELS = "liblockstep_linalg.so"
 _Callback = ctypes.CFUNCTYPE(None)
 _SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint32)
 _Ids = ctypes.POINTER(ctypes.c_int)
+_Counts = ctypes.POINTER(ctypes.c_uint64)
 
 
 class _Callbacks(ctypes.Structure):
@@ -34,6 +35,33 @@ class _Callbacks(ctypes.Structure):
         ("devices", _Callback),
         ("site", _SiteCallback),
     ]
+
+
+_FUNCTIONS = {
+    "version": (ctypes.c_char_p,),
+    "last_error": (ctypes.c_char_p,),
+    "set_callbacks": (None, ctypes.POINTER(_Callbacks)),
+    "fail": (None, ctypes.c_char_p),
+    "create_arena": (ctypes.c_int, ctypes.c_uint64),
+    "start": (ctypes.c_int, ctypes.POINTER(COptions)),
+    "set_devices": (ctypes.c_int, ctypes.c_int, _Ids, _Ids),
+    "counts": (None, _Counts),
+    "failed_calls": (ctypes.c_uint64,),
+    "finish": (None,),
+    "forked": (None,),
+    "abort": (None, ctypes.c_char_p),
+    "abort_text": (ctypes.c_char_p,),
+    "forbid": (None, ctypes.c_char_p),
+    "recorder_problem": (ctypes.c_char_p,),
+    "listens_at": (ctypes.c_char_p,),
+    "send_message": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double),
+    "next_message": (ctypes.c_int, ctypes.c_double, ctypes.POINTER(ctypes.c_void_p), _Counts),
+    "request": (ctypes.c_char_p, _Counts),
+    "respond": (None, ctypes.c_uint64, ctypes.c_int),
+    "leave": (None, ctypes.c_int),
+    "set_watched": (None, ctypes.c_int),
+}
+"""The result and the arguments of the functions for which ctypes would assume others."""
 
 
 def library_path() -> pathlib.Path:
@@ -90,42 +118,9 @@ def _library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(library_path()))
     except OSError as error:
         raise EngineError(f"the engine's library cannot be loaded: {error}.") from error
-    library.lockstep_version.restype = ctypes.c_char_p
-    library.lockstep_last_error.restype = ctypes.c_char_p
-    library.lockstep_set_callbacks.argtypes = [ctypes.POINTER(_Callbacks)]
-    library.lockstep_set_callbacks.restype = None
-    library.lockstep_fail.argtypes = [ctypes.c_char_p]
-    library.lockstep_fail.restype = None
-    library.lockstep_create_arena.argtypes = [ctypes.c_uint64]
-    library.lockstep_start.argtypes = [ctypes.POINTER(COptions)]
-    library.lockstep_set_devices.argtypes = [ctypes.c_int, _Ids, _Ids]
-    library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
-    library.lockstep_counts.restype = None
-    library.lockstep_failed_calls.restype = ctypes.c_uint64
-    for name in ("finish", "forked"):
-        getattr(library, f"lockstep_{name}").restype = None
-    for name in ("abort_text", "recorder_problem", "request", "listens_at"):
-        getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
-    for name in ("abort", "forbid"):
-        getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_char_p]
-        getattr(library, f"lockstep_{name}").restype = None
-    library.lockstep_send_message.argtypes = [
-        ctypes.c_int,
-        ctypes.c_char_p,
-        ctypes.c_uint64,
-        ctypes.c_double,
-    ]
-    library.lockstep_next_message.argtypes = [
-        ctypes.c_double,
-        ctypes.POINTER(ctypes.c_void_p),
-        ctypes.POINTER(ctypes.c_uint64),
-    ]
-    library.lockstep_request.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
-    library.lockstep_respond.argtypes = [ctypes.c_uint64, ctypes.c_int]
-    library.lockstep_respond.restype = None
-    for name in ("leave", "set_watched"):
-        getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_int]
-        getattr(library, f"lockstep_{name}").restype = None
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"lockstep_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
 
 
