@@ -14,10 +14,11 @@ import pytest
 
 from lockstep.engine import bindings
 from processes import captured
+from script_modules import load
 from version_matrix import environments
-from wheel_script import script
 
 ARCHITECTURES = ("x86_64", "aarch64")
+script = load("wheel")
 SOUND = script.Library(
     machine=script.MACHINES["x86_64"],
     needed=("libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"),

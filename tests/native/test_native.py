@@ -20,10 +20,11 @@ import pytest
 
 import ucx
 from lanes import needs, sample
-from wheel_script import script
+from script_modules import load
 
 REPOSITORY = Path(__file__).parents[2]
 NATIVE = REPOSITORY / "native"
+script = load("wheel")
 GROUPS = sorted(
     path.stem for path in (NATIVE / "tests").glob("*.cc") if "\nTEST(" in path.read_text()
 )

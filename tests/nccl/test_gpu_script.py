@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from script_modules import load
 from support import run_lockstep
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-PROGRAMS = SCRIPTS / "gpu_programs.py"
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu", SCRIPTS / "gpu.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+gpu = load("gpu")
+PROGRAMS = Path(__file__).parents[2] / "scripts" / "gpu_programs.py"
 
 
 @pytest.mark.full
@@ -47,7 +37,7 @@ def test_its_job_that_hangs_continues_from_its_checkpoint(tmp_path: Path) -> Non
     said = [json.loads(line) for lines in result.by_process.values() for line in lines]
     said.sort(key=lambda one: one["process"])
     assert said == [{"process": k, "steps": [5, 12], "error": 0.0} for k in range(2)], result
-    assert len(script().said(result.stdout)) == 2
+    assert len(gpu.said(result.stdout)) == 2
 
 
 @pytest.mark.full
@@ -68,7 +58,6 @@ def test_its_solvers_over_two_processes() -> None:
 
 
 def test_all_parts_together_stay_under_nine_minutes() -> None:
-    gpu = script()
     assert gpu.WHOLE + 2 * gpu._LEFT <= 9 * 60
     limits = {name: limit for name, (_, limit) in gpu.PARTS.items()}
     assert sum(limits.values()) - limits["faults"] <= gpu.WHOLE
@@ -77,7 +66,6 @@ def test_all_parts_together_stay_under_nine_minutes() -> None:
 
 @pytest.mark.full
 def test_a_part_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = script()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = gpu.bench()
     assert found["status"] == 2
@@ -87,7 +75,6 @@ def test_a_part_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 def test_a_part_that_takes_too_long_is_ended_with_its_job(tmp_path: Path) -> None:
-    gpu = script()
     mark = tmp_path / "pid"
     program = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
 
@@ -105,7 +92,6 @@ def test_a_part_that_takes_too_long_is_ended_with_its_job(tmp_path: Path) -> Non
 
 
 def test_a_part_without_time_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = script()
     monkeypatch.setattr(gpu, "WHOLE", 0)
     results = tmp_path / "gpu.json"
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--only", "facts", "--json", str(results)])
@@ -114,7 +100,6 @@ def test_a_part_without_time_is_told_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_faults_that_no_time_is_left_for_are_not_begun() -> None:
-    gpu = script()
     with gpu.limited(5):
         found = gpu.faults()
     assert set(found) == set(gpu.FAULTS)
@@ -132,7 +117,6 @@ lockstep: process 0 of 2 failed first: ValueError: x (exit code 1)
   process 0 (pid 7 on a): waits for process 1
 lockstep: for details: lockstep report /tmp/x
 """
-    gpu = script()
     assert gpu.said(output) == [{"planted": 1.5}]
     assert gpu.words(output) == [
         "lockstep: waiting for 5 s over NCCL. process 1 has not arrived yet",
