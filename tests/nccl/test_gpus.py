@@ -107,10 +107,7 @@ def test_each_process_has_gpus_of_its_own() -> None:
     assert ids(4, None, 4) == ["0", "1", "2", "3"]
     assert ids(2, 4, 8) == ["0,1,2,3", "4,5,6,7"]
     assert ids(1, 2, 8) == ["0,1"]
-
-
-def test_one_process_has_all_gpus() -> None:
-    assert ids(1, None, 8) == [None]
+    assert ids(1, None, 8) == [None]  # it has all
 
 
 def test_a_choice_of_the_user_stays() -> None:

@@ -183,20 +183,18 @@ def test_many_more_collectives_than_a_ring_holds(tmp_path: Path) -> None:
 
 def test_the_records_show_who_has_not_arrived(tmp_path: Path) -> None:
     processes = [driver.Process(tmp_path, index) for index in range(3)]
+
+    def found() -> tuple[diagnose.Kind, tuple[int, ...]]:
+        records = (run_records.Process(k, p.record()) for k, p in enumerate(processes))
+        diagnosis = diagnose.diagnose(run_records.Run(tuple(records)))
+        return diagnosis.kind, diagnosis.culprits
+
     members = [p.communicator(5, ranks=3, rank=k) for k, p in enumerate(processes)]
     for _ in range(2):
         for launched in [member.launch(b"AllReduce", 8) for member in members]:
             launched.begin().end()
     for member in members[:2]:
         member.launch(b"AllReduce", 8).begin()
-    run = run_records.Run(
-        tuple(run_records.Process(k, p.record()) for k, p in enumerate(processes))
-    )
-    found = diagnose.diagnose(run)
-    assert (found.kind, found.culprits) == (diagnose.Kind.WAITING, (2,))
+    assert found() == (diagnose.Kind.WAITING, (2,))
     members[2].launch(b"AllReduce", 9)
-    run = run_records.Run(
-        tuple(run_records.Process(k, p.record()) for k, p in enumerate(processes))
-    )
-    found = diagnose.diagnose(run)
-    assert (found.kind, found.culprits) == (diagnose.Kind.MISMATCH, (2,))
+    assert found() == (diagnose.Kind.MISMATCH, (2,))

@@ -44,15 +44,6 @@ def test_processes_in_different_collectives_all_raise() -> None:
 
 
 @pytest.mark.full
-def test_a_process_that_does_not_come_is_named_with_its_line() -> None:
-    result = run("if me == 1:\n    time.sleep(1000)  # LATE\nstep()\nwait()", n=3)
-    assert "waiting for" in result.stderr, result
-    assert "process 1 does meanwhile:" in result.stderr
-    assert "a collective over NCCL has waited" in result.said_by_launcher
-    assert "has not arrived yet; processes 0, 2 wait in their 4th" in result.said_by_launcher
-
-
-@pytest.mark.full
 def test_a_job_that_hangs_continues_from_its_checkpoint(tmp_path: Path) -> None:
     """The program is one with a loop and a checkpoint, of which process 1 stands still once."""
     program = f"""
@@ -84,7 +75,7 @@ print("steps", begun, "to", k)
 
 
 @pytest.mark.full
-def test_what_nccl_counts_stands_below_what_the_records_show() -> None:
+def test_a_process_that_does_not_come_is_named_with_its_line_and_what_nccl_counts() -> None:
     result = run("""
 from jax.experimental import multihost_utils
 from nccl import ras_stand_in as ras
@@ -98,7 +89,10 @@ step()
 wait()
 """)
     head, _, rest = result.said_by_launcher.partition("\n")
-    assert "has not arrived yet; process 0 waits in its 4th" in head, result
+    assert "a collective over NCCL has waited" in head, result
+    assert "has not arrived yet; process 0 waits in its 4th" in head
+    assert "waiting for" in result.stderr
+    assert "process 1 does meanwhile:" in result.stderr
     assert "process 1 lags: NCCL counts on 2 GPUs" in rest
     assert "3 all-reduces of process 1, 4 of process 0; process 1 is at program.py" in rest
 
