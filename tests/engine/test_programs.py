@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from engine.programs import checks
 from lanes import sample
 from support import Result, run_lockstep
 
 PROGRAMS = Path(__file__).parent / "programs"
-
-_spec = importlib.util.spec_from_file_location("engine_checks", PROGRAMS / "checks.py")
-assert _spec is not None
-assert _spec.loader is not None
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 
 
 def assert_every_check_held(result: Result, program: Path, n: int) -> None:
