@@ -8,7 +8,8 @@
 namespace lockstep::testing::tls_attacks {
 
 TEST(another_key_is_refused_by_both) {
-  Shaken<Pair> pair(shared(), another());
+  const Tls another(library(), random_bytes(32, 2));
+  Shaken<Pair> pair(shared(), another);
   CHECK(pair.at_client == Result::kFailed);
   CHECK(pair.at_server == Result::kFailed);
   CHECK_CONTAINS(pair.client.problem(), "do not have the same key", "alert");
@@ -121,7 +122,7 @@ TEST(a_changed_bit_spoils_the_handshake) {
 }
 
 TEST(a_changed_bit_spoils_the_data) {
-  for (std::size_t bit = 0; bit < 35 * 8; bit += 3) {
+  for (std::size_t bit = 0; bit < 35 * 8; ++bit) {
     Shaken<Tapped> tapped;
     CHECK(tapped.at_server == Result::kDone);
     tapped.flip_sent = tapped.sent.size() * 8 + bit;
@@ -148,19 +149,6 @@ TEST(a_recorded_conversation_is_refused) {
   CHECK(answered.client.handshake() == Result::kWantsRead);
   answered.wire.b->put(first.answered);
   CHECK(answered.client.handshake() == Result::kFailed);
-}
-
-// Within one conversation.
-TEST(a_repeated_message_is_refused) {
-  Shaken<Tapped> tapped;
-  const std::size_t start = tapped.sent.size();
-  say(tapped.client, "once");
-  tapped.relay();
-  CHECK_EQUAL(received(tapped.server), "once");
-  tapped.far.a->put(std::span(tapped.sent).subspan(start));
-  CHECK_EQUAL(received(tapped.server), "");
-  CHECK(tapped.server.handshake() == Result::kFailed);
-  CHECK(!tapped.server.problem().empty());
 }
 
 // A man in the middle cannot strip the encryption once the ends have met.
@@ -231,17 +219,6 @@ TEST(a_server_with_a_certificate_is_refused) {
   CHECK_EQUAL(there, 1);
 }
 
-TEST(a_client_without_a_key_is_refused) {
-  Pair pair;
-  Attacker client(false, pair.wire.a->fd());
-  for (int i = 0; i < kRounds; ++i) {
-    CHECK(client.handshake() != 1);
-    pair.at_server = pair.server.handshake();
-  }
-  CHECK(pair.at_server == Result::kFailed);
-  CHECK(!pair.server.problem().empty());
-}
-
 unsigned other_name(void* ssl, const char* hint, char* identity, unsigned room, unsigned char* key,
                     unsigned key_room) {
   const unsigned bytes = right_key(ssl, hint, identity, room, key, key_room);
@@ -249,7 +226,7 @@ unsigned other_name(void* ssl, const char* hint, char* identity, unsigned room, 
   return bytes;
 }
 
-// Even a peer with the key gets nothing but TLS 1.3 under its name.
+// A peer without the key gets nothing, and one with it nothing but TLS 1.3 under its name.
 TEST(only_this_version_and_this_name) {
   struct Case {
     long version;
@@ -257,7 +234,7 @@ TEST(only_this_version_and_this_name) {
     bool good;
   };
   for (const Case& one : {Case{0x0304, right_key, true}, Case{0x0303, right_key, false},
-                          Case{0x0304, other_name, false}}) {
+                          Case{0x0304, other_name, false}, Case{0x0304, nullptr, false}}) {
     Pair pair;
     Attacker client(false, pair.wire.a->fd());
     client.set(Attacker::kMinVersion, one.version);
@@ -269,6 +246,7 @@ TEST(only_this_version_and_this_name) {
       pair.at_server = pair.server.handshake();
     }
     CHECK(pair.at_server == (one.good ? Result::kDone : Result::kFailed));
+    CHECK_EQUAL(pair.server.problem().empty(), one.good);
     if (one.version == 0x0303) CHECK_CONTAINS(pair.server.problem(), "unsupported protocol");
   }
 }

@@ -61,18 +61,6 @@ TEST(a_record_opens_in_its_turn_only) {
     }
 }
 
-TEST(every_bit_of_a_record_is_protected) {
-  const SecretBytes secret = secret_of(random_bytes(records::kSecret, 1));
-  records::Sealer sealer(api(), secret);
-  const Bytes record = sealed(sealer, ContentType::kApplicationData, bytes_of("content"));
-  for (std::size_t bit = 0; bit < record.size() * 8; ++bit) {
-    records::Opener opener(api(), secret);
-    Bytes changed = record;
-    changed[bit / 8] ^= std::byte{1} << bit % 8;
-    CHECK_EQUAL(opened(opener, changed), "a record was changed on its way");
-  }
-}
-
 // All functions come from one libssl and the libcrypto that is linked to it, however it is named.
 TEST(a_library_by_its_path) {
   void* handle = dlopen(library(), RTLD_NOW | RTLD_LOCAL);

@@ -62,12 +62,6 @@ inline const Tls& shared() {
   return tls;
 }
 
-inline const Tls& another() {
-  shared();
-  static const Tls tls(library(), random_bytes(32, 2));
-  return tls;
-}
-
 class Socket {
  public:
   explicit Socket(int fd) : fd_(fd) {
@@ -234,12 +228,6 @@ class Runner {
   void send(std::span<const std::byte> bytes) {
     for (std::size_t moved; !bytes.empty(); bytes = bytes.subspan(moved)) {
       const Result result = session.write(bytes, moved);
-      if (result != Result::kDone) wait(result);
-    }
-  }
-  void receive(std::span<std::byte> bytes) {
-    for (std::size_t moved; !bytes.empty(); bytes = bytes.subspan(moved)) {
-      const Result result = session.read(bytes, moved);
       if (result != Result::kDone) wait(result);
     }
   }
