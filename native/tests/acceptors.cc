@@ -53,15 +53,14 @@ TEST(a_closed_port_accepts_nothing) {
 TEST(many_processes_at_a_time) {
   constexpr int kMany = 80;
   const Host host;
-  const Tls tls("libssl.so.3", key(7));
   Channels channels;
   std::vector<std::string> labels(kMany + 1, "one of many");
   std::vector<bool> is_remote(kMany + 1, true);
   is_remote[0] = false;
-  ProgressThread progress(host.listener.fd.get(), {}, is_remote, 0, kNonce, labels, tls, channels,
-                          *host.arena);
+  ProgressThread progress(host.listener.fd.get(), {}, is_remote, 0, kNonce, labels, tls_of_hosts(),
+                          channels, *host.arena);
   std::deque<Peer> peers;
-  while (peers.size() < kMany) peers.emplace_back(host.listener.address, tls);
+  while (peers.size() < kMany) peers.emplace_back(host.listener.address);
   for (int i = 0; i < kMany; ++i) peers[static_cast<std::size_t>(i)].send(greeting_of(i + 1));
   progress.wait_for_processes(Clock::now() + std::chrono::seconds(20));
   CHECK(!host.arena->aborted());

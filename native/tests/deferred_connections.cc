@@ -176,17 +176,6 @@ TEST(a_process_that_is_killed_while_another_one_waits) {
   CHECK_CONTAINS(outcomes[0].error, "process 5");
 }
 
-TEST(a_failure_reaches_all_processes) {
-  for (const Harness harness : kOfSeveralHosts) {
-    const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [](Rank& rank) {
-      const auto end = all_started(rank);
-      if (rank.process() == 1) rank.job.arena().abort("lockstep: no more of this.");
-      throw Error(failure_of(rank.job.arena()));
-    });
-    for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "no more of this");
-  }
-}
-
 TEST(control_messages_make_connections) {
   run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
     const auto end = rank.all();

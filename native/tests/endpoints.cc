@@ -14,14 +14,6 @@
 
 namespace lockstep::testing::endpoints {
 
-TEST(messages_and_their_releases) {
-  for (const bool encrypt : {true, false}) {
-    Two two(false, encrypt);
-    for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);
-    CHECK(two.healthy());
-  }
-}
-
 int bounded_connections() {
   int found = 0;
   for (int fd = 0; fd < 1024; ++fd) {
@@ -129,16 +121,15 @@ TEST(silent_unauthenticated_peers_hold_up_no_process) {
 // Idle connections push out idle ones, and no process of the job is kept out.
 TEST(the_oldest_unauthenticated_peer_is_evicted) {
   Host host;
-  const Tls tls("libssl.so.3", key(7));
   Channels channels;
   const Stderr said;
-  ProgressThread progress(host.listener.fd.get(), {}, {false, true}, 0, kNonce, kLabels, tls,
-                          channels, *host.arena);
+  ProgressThread progress(host.listener.fd.get(), {}, {false, true}, 0, kNonce, kLabels,
+                          tls_of_hosts(), channels, *host.arena);
   const auto end = Clock::now() + std::chrono::seconds(20);
   std::vector<Descriptor> silent;
   for (int i = 0; i < ProgressThread::kMaxUnauthenticated + 1; ++i)
     silent.push_back(connect_to(host.listener.address, end));
-  Peer peer(host.listener.address, tls);
+  Peer peer(host.listener.address);
   eventually([&] { return is_closed(silent[0].get()); }, "the end of the oldest");
   CHECK(!is_closed(silent.back().get()));
   CHECK_EQUAL(said.text().find("key, and it is the oldest"),
@@ -261,47 +252,6 @@ TEST(unread_messages_are_not_overwritten) {
   CHECK_CONTAINS(failure_of(*one.host.arena), "a message without room");
   CHECK_EQUAL(ring.written.load(), Ring::kCount);
   CHECK(ring.slots[kSlotHeader] == std::byte{'a'});
-}
-
-// Everything that one end has ever sent, sent once more by an eavesdropper.
-TEST(a_recorded_conversation_played_again) {
-  Host host;
-  host.stays_open = true;
-  const Listener relay = listen_anywhere(), other = listen_anywhere();
-  std::thread joining([&] { host.join(0, other.address); });
-  const auto end = Clock::now() + std::chrono::seconds(20);
-  const Descriptor to = connect_to(relay.address, end), in = accept_one(relay);
-  const Descriptor out = connect_to(host.listener.address, end);
-  std::vector<std::byte> recorded;
-  const auto pass = [&](int a, int b, bool listen) {
-    std::byte part[4096];
-    for (ssize_t n; (n = recv(a, part, sizeof(part), MSG_DONTWAIT)) > 0;) {
-      if (listen) recorded.insert(recorded.end(), part, part + n);
-      CHECK_EQUAL(::send(b, part, static_cast<std::size_t>(n), MSG_NOSIGNAL), n);
-    }
-  };
-  Tls::Session session(tls_of_hosts(), to.get(), Tls::Side::kClient);
-  eventually(
-      [&] {
-        const bool done = session.handshake() == Tls::Result::kDone;
-        pass(in.get(), out.get(), true);
-        pass(out.get(), in.get(), false);
-        return done;
-      },
-      "a handshake");
-  const Frame greeting = greeting_of(1);
-  say(session, shown(std::as_bytes(std::span(&greeting, 1))));
-  pass(in.get(), out.get(), true);
-  Peer back(other);
-  back.welcome(1);
-  joining.join();
-
-  const Stderr said;
-  const Descriptor again = connect_to(host.listener.address, end);
-  CHECK_EQUAL(::send(again.get(), recorded.data(), recorded.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(recorded.size()));
-  said.wait_for("has not shown that it has the job's key");
-  CHECK(!host.arena->aborted());
 }
 
 }  // namespace lockstep::testing::endpoints

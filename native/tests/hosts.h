@@ -27,6 +27,9 @@ inline const std::vector<std::string> kLabels{"process 0", "process 1"};
 // With an agent that never comes: then the ports stay open.
 inline const std::vector<std::string> kOpenLabels{"process 0", "process 1", "agent 2"};
 
+// How many seconds to wait for what comes; no test reaches it.
+inline constexpr double kLong = 60;
+
 inline SecretBytes key(unsigned char value) { return SecretBytes(32, std::byte{value}); }
 
 // What the job of this arena fails with, once it has failed.
@@ -174,9 +177,9 @@ class Peer {
   Tls::Session session;
 
   // To a host.
-  explicit Peer(const std::string& address, const Tls& tls = tls_of_hosts())
+  explicit Peer(const std::string& address)
       : fd(connect_to(address, Clock::now() + std::chrono::seconds(5))),
-        session(tls, fd.get(), Tls::Side::kClient) {
+        session(tls_of_hosts(), fd.get(), Tls::Side::kClient) {
     finish();
   }
   // From a host.

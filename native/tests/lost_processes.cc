@@ -147,22 +147,6 @@ TEST(a_long_text_travels_cut) {
   CHECK_EQUAL(outcomes[0].error, std::string(kAbortText - 1, 'x'));
 }
 
-TEST(a_killed_process_of_another_host) {
-  const auto outcomes = run_job(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
-    const auto end = rank.all();
-    for (std::uint32_t i = 0;; ++i) {
-      if (i == 5 && rank.process() == 3) kill(getpid(), SIGKILL);
-      run_case(*end, {.count = 1000, .seed = i});
-    }
-  });
-  // The lost connection shows it, or the scan of its sibling, whichever comes first.
-  for (const std::size_t rank : {0, 1, 2}) {
-    const std::string& error = outcomes[rank].error;
-    CHECK(error.find("process 3 has ended, or its host cannot be reached") != std::string::npos ||
-          error.find("process 3 was killed or has crashed") != std::string::npos);
-  }
-}
-
 // What a rank waited for last is no reason to stop sending to another one.
 TEST(a_send_goes_on_while_another_process_has_left) {
   Impostor one;  // which reads nothing

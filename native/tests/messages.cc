@@ -15,9 +15,6 @@
 
 namespace lockstep::testing::messages {
 
-// No test reaches it.
-constexpr double kLong = 100;
-
 Bytes pattern(std::size_t count, unsigned seed) {
   Bytes made(count);
   for (std::size_t i = 0; i < count; ++i)
@@ -175,14 +172,6 @@ TEST(to_and_from_a_process_that_has_left) {
   CHECK_EQUAL(first.next_control(kLong).process, 1);
   CHECK(!first.is_lost(1));
   CHECK(two.healthy());
-}
-
-TEST(to_a_process_that_is_lost) {
-  Impostor one;
-  one.send({.kind = Frame::kControl, .clique = 100, .bytes = 2}, "ab");
-  one.out.reset();
-  eventually([&] { return one.host.endpoint->is_lost(1); }, "the loss");
-  CHECK(!one.host.endpoint->send_control(1, bytes_of("x"), kLong));
 }
 
 TEST(a_wait_when_it_ends) {

@@ -26,13 +26,4 @@ TEST(a_job_of_one_host_reaches_no_process) {
   });
 }
 
-// The watchdog of a job of one host detects ends itself, and can say more.
-TEST(a_job_of_several_hosts_reports_ends_of_its_own_host) {
-  run_healthy(layout("4x1"), {.harness = Harness::kHosts}, [](Rank& rank) {
-    CHECK(rank.job.network().spans_hosts());
-    for (int other = 0; other < rank.size(); ++other) CHECK(rank.job.has_left(other) != nullptr);
-    run_case(*rank.all(), {.count = 10, .seed = 1});
-  });
-}
-
 }  // namespace lockstep::testing::networks

@@ -179,12 +179,6 @@ TEST(a_listener_that_waits_holds_no_lock) {
   CHECK_EQUAL(later, 1);
 }
 
-TEST(a_long_text_is_cut) {
-  Arena arena = new_arena();
-  arena.abort(std::string(5000, 'x'));
-  CHECK_EQUAL(arena.abort_text(), std::string(kAbortText - 1, 'x'));
-}
-
 TEST(a_process_that_died_while_it_wrote_the_text) {
   Arena arena = new_arena();
   arena.header().abort_state.store(1);

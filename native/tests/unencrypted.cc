@@ -4,9 +4,7 @@
 #include <string>
 
 #include "check.h"
-#include "harness.h"
 #include "hosts.h"
-#include "model.h"
 #include "tls_wires.h"
 
 namespace lockstep::testing::unencrypted {
@@ -79,16 +77,6 @@ TEST(all_processes_encrypt_or_none_does) {
   // The one that is refused first does not stay to answer the other.
   CHECK_CONTAINS(errors[0] + errors[1], "has refused the connection of process",
                  "what it sends, and this process", "LOCKSTEP_ENCRYPTION");
-}
-
-TEST(collectives_and_permutes) {
-  for (const char* name : sample<const char*>({"3x2", "2x1", "4x1"}, 1))
-    for (const Harness harness : kOfSeveralHosts)
-      run_healthy(layout(name), {.harness = harness, .encrypt = false}, [](Rank& rank) {
-        const auto end = rank.all();
-        for (const std::size_t count : {0, 1, 1000, 20'000, 500'000})
-          run_all_and_permute(*end, count);
-      });
 }
 
 }  // namespace lockstep::testing::unencrypted
