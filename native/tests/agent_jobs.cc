@@ -13,9 +13,6 @@
 
 namespace lockstep::testing::agent_jobs {
 
-// No test reaches it.
-constexpr double kLong = 60;
-
 // A process, 0, and the agent of another host.
 struct TwoJobs {
   Host hosts[2];

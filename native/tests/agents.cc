@@ -20,12 +20,8 @@
 
 namespace lockstep::testing::agents {
 
-// No test reaches it.
-constexpr double kLong = 60;
 // What must not happen has this long to do so.
 constexpr std::chrono::milliseconds kWhile{150};
-
-const std::vector<std::string> kThree{"process 0", "process 1", "agent 2"};
 
 // A job of members on these hosts, of which the last ones are agents. Each has an arena of its
 // own; those that are `apart` are children of this process.
@@ -134,7 +130,7 @@ TEST(an_agent_that_does_not_come_is_done_without) {
     options.addresses = {own == 0 ? "" : address, own == 0 ? address : "", agent};
     options.num_agents = 1;
     options.agent_connect_timeout_seconds = 0.3;
-    host.endpoint = std::make_unique<Endpoint>(options, own, kNonce, kThree, host.arena);
+    host.endpoint = std::make_unique<Endpoint>(options, own, kNonce, kOpenLabels, host.arena);
   };
   std::thread joining([&] { join(1, processes[0].listener.address, ""); });
   join(0, processes[1].listener.address, silent.address);

@@ -16,6 +16,8 @@ namespace lockstep::testing::cross_memory_reads {
 
 using Piece = MemoryPiece;
 
+constexpr std::size_t kShown = 4096;  // bytes that one process shows another
+
 // From one byte on, whatever would be faster. Permutes start at 64 times that.
 Options always(Harness harness) { return {.harness = harness, .single_copy_from = 1}; }
 
@@ -32,7 +34,11 @@ void mixed_program(Communicator& end) {
 TEST(on_all_layouts) {
   for (const Harness harness : kBoth)
     for (const Layout& layout : all_layouts())
-      run_healthy(layout, always(harness), [](Rank& rank) { mixed_program(*rank.all()); });
+      run_healthy(layout, always(harness), [](Rank& rank) {
+        mixed_program(*rank.all());
+        Clique& clique = rank.job.clique(rank.layout.devices());
+        if (clique.groups().size() > 1) CHECK(clique.single_copy().value());
+      });
 }
 
 TEST(switched_off_everywhere) {
@@ -66,14 +72,6 @@ TEST(switched_off_in_one_process) {
         run_case(*end, {.count = 1});  // no process ends before all have looked
       });
     }
-}
-
-TEST(processes_agree_that_they_can) {
-  for (const Harness harness : kBoth)
-    run_healthy(layout("2x2"), always(harness), [](Rank& rank) {
-      mixed_program(*rank.all());
-      CHECK(rank.job.clique(rank.layout.devices()).single_copy().value());
-    });
 }
 
 // The receiver of a first message tells that it can read the sender; the sender knows it for sure
@@ -143,66 +141,53 @@ TEST(the_peer_dies_while_it_is_read) {
     }
 }
 
-TEST(the_peer_is_dead_before_it_is_read) {
-  const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kForked}, [](Rank& rank) {
-    static std::byte data[100];
+// What process 0 raises that reads the bytes which process 1 has there, after `before`.
+std::string error_of_reading(const void* from, const std::function<void(Rank&)>& before) {
+  const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kForked}, [&](Rank& rank) {
     if (rank.index == 1) {
-      shown(rank).store(reinterpret_cast<std::uint64_t>(data));
-      stay_away(rank);
-      kill(getpid(), SIGKILL);
+      shown(rank).store(reinterpret_cast<std::uint64_t>(from));
+      return stay_away(rank);
     }
     wait_until_shown(rank);
-    rank.job.arena().abort("lockstep: the test ends process 1.");
-    while (rank.job.transport(1).can_read(1)) std::this_thread::yield();
-    rank.job.arena().header().abort_state.store(0);
-    const Piece piece{shown(rank).load(), data, sizeof(data)};
-    rank.job.transport(1).read(1, {&piece, 1});
-  });
-  CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1", "it has ended",
-                 "LOCKSTEP_SINGLE_COPY=0");
-}
-
-TEST(a_buffer_that_is_gone) {
-  const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kForked}, [](Rank& rank) {
-    constexpr std::size_t kPage = 4096;
-    if (rank.index == 1) {
-      // The page is not given back: under a sanitizer another mapping would soon be at its place.
-      void* page = mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      shown(rank).store(reinterpret_cast<std::uint64_t>(page));
-      stay_away(rank);
-      return;
-    }
-    wait_until_shown(rank);
-    Buffer out(kPage);
-    const Piece piece{shown(rank).load(), out.data(), kPage};
+    before(rank);
+    Buffer out(kShown);
+    const Piece piece{shown(rank).load(), out.data(), out.bytes()};
     const std::string error = ERROR_OF(rank.job.transport(1).read(1, {&piece, 1}));
     out.check_guards();
     rank.job.arena().abort(error);
     throw Error(error);
   });
-  CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1",
+  return outcomes[0].error;
+}
+
+TEST(the_peer_is_dead_before_it_is_read) {
+  static std::byte data[kShown];
+  const std::string error = error_of_reading(data, [](Rank& rank) {
+    rank.job.arena().abort("lockstep: the test ends process 1.");
+    while (rank.job.transport(1).can_read(1)) std::this_thread::yield();
+    rank.job.arena().header().abort_state.store(0);
+  });
+  CHECK_CONTAINS(error, "could not read the memory of process 1", "it has ended",
+                 "LOCKSTEP_SINGLE_COPY=0");
+}
+
+TEST(a_buffer_that_is_gone) {
+  // The page is not given back: under a sanitizer another mapping would soon be at its place.
+  void* page = mmap(nullptr, kShown, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK_CONTAINS(error_of_reading(page, [](Rank&) {}), "could not read the memory of process 1",
                  "its buffer is not there any more");
 }
 
 // A process id that now belongs to another process: the word there is not the one that was told.
 TEST(another_process_has_the_id) {
-  const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kForked}, [](Rank& rank) {
-    static std::byte data[100];
-    if (rank.index == 1) {
-      shown(rank).store(reinterpret_cast<std::uint64_t>(data));
-      return stay_away(rank);
-    }
-    wait_until_shown(rank);
+  static std::byte data[kShown];
+  const std::string error = error_of_reading(data, [](Rank& rank) {
     const Transport& peers = rank.job.transport(1);
     CHECK(peers.can_read(1));
     rank.job.arena().header().processes[1].word.fetch_add(1);
     CHECK(!peers.can_read(1));
-    const Piece piece{shown(rank).load(), data, sizeof(data)};
-    const std::string error = ERROR_OF(peers.read(1, {&piece, 1}));
-    rank.job.arena().abort(error);
-    throw Error(error);
   });
-  CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1", "it has ended");
+  CHECK_CONTAINS(error, "could not read the memory of process 1", "it has ended");
 }
 
 // What is read after the job has failed may be the rubbish of a process that has left.

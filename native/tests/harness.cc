@@ -166,7 +166,7 @@ struct TestJob {
 
   void run_rank(Job& job, int index) {
     Slot& slot = board[index];
-    Rank rank(layout, job, index, options.harness);
+    Rank rank(layout, job, index);
     const auto keep = [&](const std::exception& error) {
       std::snprintf(slot.error, sizeof(slot.error), "%s", error.what());
     };

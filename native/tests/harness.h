@@ -88,13 +88,11 @@ struct Options {
 // What a body gets: its rank of the job. `mix` makes bits of its results part of the outcome.
 class Rank {
  public:
-  Rank(const Layout& layout, Job& job, int rank, Harness harness)
-      : layout(layout), job(job), index(rank), harness(harness) {}
+  Rank(const Layout& layout, Job& job, int rank) : layout(layout), job(job), index(rank) {}
 
   const Layout& layout;
   Job& job;
   const int index;
-  const Harness harness;
 
   int size() const { return layout.ranks(); }
   int process() const { return job.process(); }

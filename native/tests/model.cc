@@ -182,13 +182,9 @@ void Buffer::check_guards() const {
   CHECK(std::all_of(payload + static_cast<std::ptrdiff_t>(bytes_), memory_.end(), intact));
 }
 
-const std::vector<DType>& all_dtypes() {
-  static const std::vector<DType> all = [] {
-    std::vector<DType> found;
-    for (int i = 0; i <= static_cast<int>(DType::kC128); ++i)
-      found.push_back(static_cast<DType>(i));
-    return found;
-  }();
+std::vector<DType> all_dtypes() {
+  std::vector<DType> all;
+  for (int i = 0; i <= static_cast<int>(DType::kC128); ++i) all.push_back(static_cast<DType>(i));
   return all;
 }
 

@@ -45,7 +45,7 @@ class Buffer {
 
 // Reductions that the type has, for an operation that reduces; {kNone} for the others.
 std::vector<Reduction> reductions_of(Op op, DType dtype);
-const std::vector<DType>& all_dtypes();
+std::vector<DType> all_dtypes();
 
 // The call of a rank for this case, with these buffers; not of an all-to-all.
 Call call_of(const Case& what, const void* in, void* out);
