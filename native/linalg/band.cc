@@ -1,10 +1,11 @@
-// Singular values and eigenvalues by way of a band (`lockstep/linalg/_band.py`): the reflectors of a
-// block of rows or columns, and what LAPACK makes of the band.
+// Singular values and eigenvalues by way of a band (`lockstep/linalg/_band.py`): the reflectors of
+// a block of rows or columns, and what LAPACK makes of the band.
 #include <algorithm>
 #include <cmath>
 #include <complex>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "linalg/blas.h"
@@ -57,10 +58,14 @@ LOCKSTEP_INLINE void block_reflector(const ffi::Frame& frame, const Place& first
 
 LOCKSTEP_TYPES(block_reflector, Place)
 
-// LAPACK's gbbrd without vectors: the bidiagonal form of an upper band of n rows with `above`
-// diagonals above the main one, by columns.
+// The type in which bands are reduced: see `blas::OfValues`.
 template <typename T>
-void gbbrd(std::int64_t n, std::int64_t above, T* band, rows::Real<T>* d, rows::Real<T>* e) {
+using Wide = std::conditional_t<rows::kComplex<T>, std::complex<double>, double>;
+
+// LAPACK's gbbrd without vectors: the bidiagonal form, d and e, of an upper band of n rows with
+// `above` diagonals above the main one, by columns.
+template <typename T>
+void gbbrd(std::int64_t n, std::int64_t above, T* band, double* d, double* e) {
   const int size = static_cast<int>(n), ku = static_cast<int>(above), ld = ku + 1;
   const int none = 0, one = 1;
   std::vector<T> work(static_cast<std::size_t>(2 * n));
@@ -70,57 +75,59 @@ void gbbrd(std::int64_t n, std::int64_t above, T* band, rows::Real<T>* d, rows::
     routine("N", &size, &size, &none, &none, &ku, band, &ld, d, e, &no_vectors, &one, &no_vectors,
             &one, &no_vectors, &one, work.data(), rest..., &info);
   };
-  void* const routine = blas::of<T>().gbbrd;
   if constexpr (rows::kComplex<T>) {
-    std::vector<rows::Real<T>> real_work(static_cast<std::size_t>(n));
-    call(reinterpret_cast<blas::ComplexGbbrd>(routine), real_work.data());
+    std::vector<double> real_work(static_cast<std::size_t>(n));
+    call(blas::values.zgbbrd, real_work.data());
   } else {
-    call(reinterpret_cast<blas::RealGbbrd>(routine));
+    call(blas::values.dgbbrd);
   }
 }
 
 // LAPACK's hbtrd and sterf: the eigenvalues, ascending, of a Hermitian band of n rows with `above`
 // diagonals above the main one, by columns. NaN where sterf does not converge.
 template <typename T>
-void band_eigenvalues(std::int64_t n, std::int64_t above, T* band, rows::Real<T>* values) {
+void band_eigenvalues(std::int64_t n, std::int64_t above, T* band, double* values) {
   const int size = static_cast<int>(n), kd = static_cast<int>(above), ld = kd + 1, one = 1;
-  std::vector<rows::Real<T>> off(static_cast<std::size_t>(n));
+  std::vector<double> off(static_cast<std::size_t>(n));
   std::vector<T> work(static_cast<std::size_t>(n));
   T no_vectors = 0;
-  int info = 0;
-  blas::of<T>().hbtrd("N", "U", &size, &kd, band, &ld, values, off.data(), &no_vectors, &one,
-                      work.data(), &info);
-  blas::of<T>().sterf(&size, values, off.data(), &info);
-  if (info != 0) std::fill_n(values, n, std::numeric_limits<rows::Real<T>>::quiet_NaN());
+  int info = 0;  // hbtrd's tells of wrong arguments only
+  (rows::kComplex<T> ? blas::values.zhbtrd : blas::values.dsbtrd)(
+      "N", "U", &size, &kd, band, &ld, values, off.data(), &no_vectors, &one, work.data(), &info);
+  blas::values.dsterf(&size, values, off.data(), &info);
+  if (info != 0) std::fill_n(values, n, std::numeric_limits<double>::quiet_NaN());
 }
 
-// Calls `reduce` with the upper band of n = steps width rows whose blocks (steps, 2, width, width)
-// `numbers` holds, and with the start of `numbers`, to which it writes up to 2 n reals. The blocks
-// are the triangle on the diagonal, and the adjoint of the one right of it. Where a number is not
-// finite `reduce` is not called, since old versions of LAPACK might not end, and all are NaN.
+// Calls `reduce` with the upper band, or the upper half of a Hermitian one, of n = steps width rows
+// whose blocks (steps, 2, width, width) `numbers` holds; the 2 n doubles that it may fill are the
+// start of `numbers` then, as reals of its type. The blocks are the triangle on the diagonal, and
+// the adjoint of the one right of it. Where a number is not finite `reduce` is not called, since
+// old versions of LAPACK might not end, and all are NaN.
 template <typename T, typename Reduce>
 void of_band(std::vector<T>& numbers, std::int64_t steps, std::int64_t width,
              const Reduce& reduce) {
   const std::int64_t n = steps * width, height = width + 1;
-  std::vector<T> band(static_cast<std::size_t>(n * height));  // by columns: (i, j) at width + i - j
+  // By columns: (i, j) is at width + i - j.
+  std::vector<Wide<T>> band(static_cast<std::size_t>(n * height));
   for (std::int64_t s = 0; s < steps; ++s)
     for (std::int64_t i = 0; i < width; ++i)
       for (std::int64_t j = i; j < width; ++j) {
         const T* at = numbers.data() + (2 * s * width + i) * width + j;
-        T* column = band.data() + (s * width + j) * height;
+        Wide<T>* column = band.data() + (s * width + j) * height;
         column[width + i - j] = *at;
         if (s + 1 < steps)
           band[static_cast<std::size_t>(((s + 1) * width + i) * height + j - i)] =
               rows::conjugate(at[width * width]);
       }
-  using R = rows::Real<T>;
-  auto* const found = reinterpret_cast<R*>(numbers.data());
-  if (std::ranges::all_of(band, [](T one) {
+  std::vector<double> found(static_cast<std::size_t>(2 * n));
+  if (std::ranges::all_of(band, [](Wide<T> one) {
         return std::isfinite(std::real(one)) && std::isfinite(std::imag(one));
       }))
-    reduce(n, width, band.data(), found);
+    reduce(n, width, band.data(), found.data());
   else
-    std::fill_n(found, 2 * n, std::numeric_limits<R>::quiet_NaN());
+    std::ranges::fill(found, std::numeric_limits<double>::quiet_NaN());
+  std::ranges::transform(found, reinterpret_cast<rows::Real<T>*>(numbers.data()),
+                         [](double one) { return static_cast<rows::Real<T>>(one); });
 }
 
 // The type of the parts of numbers.
@@ -130,7 +137,8 @@ ffi::Type real(ffi::Type type) {
 }
 
 // Reduces the band of the argument (steps, 2, width, width) by `reduce`, once for the devices of a
-// process, and gives the results, one or two of steps width reals, what `of_band` finds.
+// process, and gives the results, one or two of steps width reals, what `of_band` finds. `wrong` is
+// the error where shapes or types do not fit.
 template <typename Reduce>
 ffi::Error* reduce_band(const ffi::Frame& frame, const char* wrong, const Reduce& reduce) {
   const ffi::Buffer &blocks = frame.arguments[0], &first = frame.results[0];

@@ -123,18 +123,17 @@ bool read_place(const ffi::Buffer& columns, const ffi::Buffer& left, const ffi::
 // The diagonal and what is right of it, one after the other, become the singular values and numbers
 // without a meaning. LAPACK's bdsqr without vectors iterates by lasq1 and, should that not
 // converge, by QR. NaN where a number is not finite.
-template <typename T>
-void to_values(std::vector<T>& both) {
+void to_values(std::vector<double>& both) {
   const int n = static_cast<int>(both.size() / 2);
-  const bool finite = std::ranges::all_of(both, [](T one) { return std::isfinite(one); });
-  std::vector<T> work(2 * both.size());
+  const bool finite = std::ranges::all_of(both, [](double one) { return std::isfinite(one); });
+  std::vector<double> work(2 * both.size());
   int info = finite ? 0 : 1;
   const int none = 0, one = 1;
-  T no_vectors = 0;
+  double no_vectors = 0;
   if (finite)
-    blas::of<T>().bdsqr("U", &n, &none, &none, &none, both.data(), both.data() + n, &no_vectors,
+    blas::values.dbdsqr("U", &n, &none, &none, &none, both.data(), both.data() + n, &no_vectors,
                         &one, &no_vectors, &one, &no_vectors, &one, work.data(), &info);
-  if (info != 0) std::ranges::fill(both, std::numeric_limits<T>::quiet_NaN());
+  if (info != 0) std::ranges::fill(both, std::numeric_limits<double>::quiet_NaN());
 }
 
 }  // namespace
@@ -187,14 +186,15 @@ extern "C" lockstep::ffi::Error* lockstep_bidiagonal_values(lockstep::ffi::Frame
     return ffi::error(*frame, "lockstep_bidiagonal_values: wanted are three real vectors.");
   return blas::for_type(d.type, *frame, [&]<typename T>(T) {
     if constexpr (!rows::kComplex<T>) {
-      static auto& latest = *new Latest<T>;  // kernels may run while the process exits
+      static auto& latest = *new Latest<double>;  // kernels may run while the process exits
       const auto n = static_cast<std::size_t>(d.dims[0]);
-      std::vector<T> both(2 * n);
+      std::vector<double> both(2 * n);
       std::copy_n(d.as<const T>(), n, both.begin());
       std::copy_n(e.as<const T>(), n, both.begin() + d.dims[0]);
       if (n > 0) both.back() = 0;
       latest.in_place(both, {}, [&] { to_values(both); });
-      std::copy_n(both.begin(), n, out.as<T>());
+      std::transform(both.begin(), both.begin() + d.dims[0], out.as<T>(),
+                     [](double one) { return static_cast<T>(one); });
     }
   });
 }

@@ -22,14 +22,12 @@ using Potrf = void (*)(const char*, const int*, void*, const int*, int*);
 using Getrf = void (*)(const int*, const int*, void*, const int*, int*, int*);
 using Bdsqr = void (*)(const char*, const int*, const int*, const int*, const int*, void*, void*,
                        void*, const int*, void*, const int*, void*, const int*, void*, int*);
-// The type of gbbrd by what follows its array of work: the complex routines take a real array too.
-#define LOCKSTEP_GBBRD(...)                                                                   \
-  void (*)(const char*, const int*, const int*, const int*, const int*, const int*, void*,    \
-           const int*, void*, void*, void*, const int*, void*, const int*, void*, const int*, \
-           void*, __VA_ARGS__)
-using RealGbbrd = LOCKSTEP_GBBRD(int*);
-using ComplexGbbrd = LOCKSTEP_GBBRD(void*, int*);
-#undef LOCKSTEP_GBBRD
+using RealGbbrd = void (*)(const char*, const int*, const int*, const int*, const int*, const int*,
+                           void*, const int*, void*, void*, void*, const int*, void*, const int*,
+                           void*, const int*, void*, int*);
+using ComplexGbbrd = void (*)(const char*, const int*, const int*, const int*, const int*,
+                              const int*, void*, const int*, void*, void*, void*, const int*, void*,
+                              const int*, void*, const int*, void*, void*, int*);
 // For real numbers it is LAPACK's sbtrd, which takes the same arguments.
 using Hbtrd = void (*)(const char*, const char*, const int*, const int*, void*, const int*, void*,
                        void*, void*, const int*, void*, int*);
@@ -42,14 +40,21 @@ struct Routines {
   Trsm trsm;
   Potrf potrf;
   Getrf getrf;
-  Bdsqr bdsqr;  // for the real type of a complex one
-  void* gbbrd;  // a RealGbbrd or a ComplexGbbrd
-  Hbtrd hbtrd;
-  Sterf sterf;  // for the real type of a complex one
 };
 
 // The routines of float, double and their complex types.
 extern Routines table[4];
+
+// The routines that find singular values and eigenvalues. They apply n^2 rotations one after
+// another, whose errors add up in 32 bits: so they are for double and its complex type alone.
+struct OfValues {
+  Bdsqr dbdsqr;
+  RealGbbrd dgbbrd;
+  ComplexGbbrd zgbbrd;
+  Hbtrd dsbtrd, zhbtrd;
+  Sterf dsterf;
+};
+extern OfValues values;
 
 template <typename T>
 const Routines& of() {

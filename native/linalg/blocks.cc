@@ -10,6 +10,7 @@
 namespace lockstep {
 
 blas::Routines blas::table[4] = {};
+blas::OfValues blas::values = {};
 
 namespace {
 
@@ -128,8 +129,8 @@ ffi::Error* multiply(const ffi::Frame& frame, int alpha, int beta) {
 }  // namespace
 }  // namespace lockstep
 
-// gemm, herk, trsm, potrf, getrf, bdsqr, gbbrd, hbtrd and sterf, each for float, double and their
-// complex types.
+// gemm, herk, trsm, potrf and getrf, each for float, double and their complex types; then dbdsqr,
+// dgbbrd, zgbbrd, dsbtrd, zhbtrd and dsterf.
 extern "C" void lockstep_use_lapack(void* const* functions) {
   using namespace lockstep;
   blas::Turn::count();
@@ -138,11 +139,13 @@ extern "C" void lockstep_use_lapack(void* const* functions) {
                       reinterpret_cast<blas::Herk>(functions[4 + i]),
                       reinterpret_cast<blas::Trsm>(functions[8 + i]),
                       reinterpret_cast<blas::Potrf>(functions[12 + i]),
-                      reinterpret_cast<blas::Getrf>(functions[16 + i]),
-                      reinterpret_cast<blas::Bdsqr>(functions[20 + i]),
-                      functions[24 + i],
-                      reinterpret_cast<blas::Hbtrd>(functions[28 + i]),
-                      reinterpret_cast<blas::Sterf>(functions[32 + i])};
+                      reinterpret_cast<blas::Getrf>(functions[16 + i])};
+  blas::values = {reinterpret_cast<blas::Bdsqr>(functions[20]),
+                  reinterpret_cast<blas::RealGbbrd>(functions[21]),
+                  reinterpret_cast<blas::ComplexGbbrd>(functions[22]),
+                  reinterpret_cast<blas::Hbtrd>(functions[23]),
+                  reinterpret_cast<blas::Hbtrd>(functions[24]),
+                  reinterpret_cast<blas::Sterf>(functions[25])};
 }
 
 // a, b of rank 3, s32 (the words of Product) -> c, of which blocks not named hold anything.

@@ -131,16 +131,16 @@ inline void sums_for_sterf(const int* n, double* d, double* e, int* info) {
 }
 
 inline void use_plain_lapack() {
-  void* functions[36] = {};
+  void* functions[26] = {};
   functions[1] = reinterpret_cast<void*>(plain_gemm);
   functions[5] = reinterpret_cast<void*>(plain_syrk);
   functions[9] = reinterpret_cast<void*>(plain_trsm);
   functions[13] = reinterpret_cast<void*>(plain_potrf);
   functions[17] = reinterpret_cast<void*>(plain_getrf);
-  functions[21] = reinterpret_cast<void*>(sums_for_bdsqr);
-  functions[25] = reinterpret_cast<void*>(sums_for_gbbrd);
-  functions[29] = reinterpret_cast<void*>(sums_for_hbtrd);
-  functions[33] = reinterpret_cast<void*>(sums_for_sterf);
+  functions[20] = reinterpret_cast<void*>(sums_for_bdsqr);
+  functions[21] = reinterpret_cast<void*>(sums_for_gbbrd);
+  functions[23] = reinterpret_cast<void*>(sums_for_hbtrd);
+  functions[25] = reinterpret_cast<void*>(sums_for_sterf);
   lockstep_use_lapack(functions);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -102,6 +103,19 @@ def test_shardings_and_sizes(shape: tuple[int, ...], spec: P, n: int) -> None:
     assert_decomposed(a, values, vectors)
     assert vectors.sharding.is_equivalent_to(sharded.sharding, 2)
     assert values.sharding.is_fully_replicated
+
+
+def test_values_only_of_tiny_numbers() -> None:
+    a, over = hermitian(37, np.complex64), mesh((2, 2))
+    lower = np.where(np.tri(37, dtype=bool), 1e-30 * a, np.nan)
+    found = la.eigh(
+        put(lower, over, P()),
+        lower=True,
+        eigvals_only=True,
+        subset_by_index=(5, 17),
+        method="distributed",
+    )
+    assert_close(1e30 * found, np.linalg.eigvalsh(a)[5:18], 10)
 
 
 @pytest.mark.full
@@ -225,8 +239,10 @@ def test_memory_is_a_few_shares() -> None:
     """The compiled program's own figure for one of four devices: a few shares of the matrix."""
     n, over = 1024, mesh((4,))
     a = jax.ShapeDtypeStruct((n, n), np.float64, sharding=put(np.eye(4), over, P("x")).sharding)
-    run = jax.jit(lambda a: la.eigh(a, mesh=over, in_specs=P("x")))
-    memory = run.lower(a).compile().memory_analysis()
-    assert memory is not None
-    share = n * n * 8 // 4
-    assert memory.temp_size_in_bytes <= 4 * share, memory.temp_size_in_bytes / share
+    for values_only, most in ((False, 4), (True, 3.5)):
+        options = {"eigvals_only": values_only, "mesh": over, "in_specs": P("x")}
+        run = jax.jit(functools.partial(la.eigh, **options))
+        memory = run.lower(a).compile().memory_analysis()
+        assert memory is not None
+        share = n * n * 8 // 4
+        assert memory.temp_size_in_bytes <= most * share, memory.temp_size_in_bytes / share

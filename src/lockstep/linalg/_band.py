@@ -53,7 +53,8 @@ def eigenvalues(a: jax.Array, n: int, axes: Axes) -> jax.Array:
     spare = len(found) - n
     if spare == 0:
         return found
-    # Padding has added as many values of zero, but for rounding: the window of those nearest to it.
+    # Padding has added `spare` eigenvalues that are zero up to rounding. Left out are those `spare`
+    # neighbours whose largest size is least.
     sizes = jnp.maximum(jnp.abs(found[: n + 1]), jnp.abs(found[spare - 1 :]))
     return jnp.where(jnp.arange(n) < jnp.argmin(sizes), found[:n], found[spare:])
 

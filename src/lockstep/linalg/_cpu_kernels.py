@@ -65,33 +65,29 @@ _OF_SCIPY = (
     ),
     (
         "cython_lapack",
-        "sbdsqr dbdsqr sbdsqr dbdsqr",
+        "dbdsqr",
         rb"void \(char \*(, int \*){4}(, \w+ \*){3}(, int \*, \w+ \*){3}, int \*\)",
     ),
     (
         "cython_lapack",
-        "sgbbrd dgbbrd",
+        "dgbbrd",
         rb"void \(char \*(, int \*){5}, \w+ \*, int \*(, \w+ \*){3}(, int \*, \w+ \*){3}, int \*\)",
     ),
     (
         "cython_lapack",
-        "cgbbrd zgbbrd",
+        "zgbbrd",
         rb"void \(char \*(, int \*){5}, \w+ \*, int \*(, \w+ \*){3}(, int \*, \w+ \*){3}"
         rb", \w+ \*, int \*\)",
     ),
     (
         "cython_lapack",
-        "ssbtrd dsbtrd chbtrd zhbtrd",
+        "dsbtrd zhbtrd",
         rb"void \((char \*, ){2}(int \*, ){2}\w+ \*, int \*(, \w+ \*){3}, int \*, \w+ \*"
         rb", int \*\)",
     ),
-    (
-        "cython_lapack",
-        "ssterf dsterf ssterf dsterf",
-        rb"void \(int \*, \w+ \*, \w+ \*, int \*\)",
-    ),
+    ("cython_lapack", "dsterf", rb"void \(int \*, \w+ \*, \w+ \*, int \*\)"),
 )
-"""Module, routines for f32, f64, c64 and c128, and their signature."""
+"""Module, routines and their signature: for f32, f64, c64 and c128, or for 64 bits alone."""
 
 
 @functools.cache
@@ -102,7 +98,7 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(bindings.kernels_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-        library.lockstep_use_lapack((ctypes.c_void_p * 36)(*_lapack_of_scipy()))
+        library.lockstep_use_lapack((ctypes.c_void_p * 26)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
@@ -254,8 +250,8 @@ def bidiagonal_right(
 
 def bidiagonal_values(diagonal: jax.Array, right: jax.Array) -> jax.Array:
     """The singular values (n,), descending, of the bidiagonal matrix with this diagonal and, right
-    of it, ``right`` (n,), whose last element is not read. By LAPACK's bdsqr, once for the devices
-    of a process."""
+    of it, ``right`` (n,), whose last element is not read. By LAPACK's bdsqr in 64 bits, once for
+    the devices of a process."""
     return _call("bidiagonal_values", _like(diagonal, len(diagonal)), diagonal, right)
 
 
@@ -273,8 +269,8 @@ def block_reflector(x: jax.Array, s: jax.Array, tile: int) -> tuple[jax.Array, .
 
 def band_to_bidiagonal(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The real diagonal and what is right of it, (n,) each, of a bidiagonal matrix with the
-    singular values of an upper band. The last number is zero. By LAPACK's gbbrd, once for the
-    devices of a process; NaN where a number of the band is not finite.
+    singular values of an upper band. The last number is zero. By LAPACK's gbbrd in 64 bits,
+    once for the devices of a process; NaN where a number of the band is not finite.
 
     Args:
       blocks: (steps, 2, width, width): the triangle on the diagonal, and the adjoint of the one
@@ -285,8 +281,8 @@ def band_to_bidiagonal(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def band_eigenvalues(blocks: jax.Array) -> jax.Array:
-    """The eigenvalues (n,), ascending, of a Hermitian band. By LAPACK's hbtrd and sterf, once for
-    the devices of a process; NaN where a number of the band is not finite.
+    """The eigenvalues (n,), ascending, of a Hermitian band. By LAPACK's hbtrd and sterf in 64 bits,
+    once for the devices of a process; NaN where a number of the band is not finite.
 
     Args:
       blocks: the upper half of the band, as in `band_to_bidiagonal`.

@@ -69,7 +69,7 @@ def eigh(
       lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
         None: ``a`` must be Hermitian, which is checked outside of `jax.jit`; the lower one is read.
         The same holds for ``b``.
-      eigvals_only: return only the eigenvalues.
+      eigvals_only: return only the eigenvalues, found as by `eigvalsh`.
       subset_by_index: (first, last), both included and counted from 0, as in SciPy: compute only
         these eigenvalues and eigenvectors. Default: all.
       type: 1: ``a v = w b v``; 2: ``a b v = w v``; 3: ``b a v = w v``. As in SciPy, ``v^H b v = 1``
@@ -108,8 +108,8 @@ def eigvalsh(
 ) -> jax.Array:
     """The eigenvalues of a sharded Hermitian matrix, or of a pair: `eigh` with ``eigvals_only``.
 
-    On CPUs block reflections reduce the matrix to a band (Bischof, Lang and Sun, ACM TOMS 26,
-    2000), and LAPACK finds the values of the band.
+    Large matrices on 2 to 32 CPU devices are reduced to a band by block reflections (Bischof, Lang
+    and Sun, ACM TOMS 26, 2000), of which LAPACK finds the values. Others are solved as in `eigh`.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
