@@ -107,7 +107,7 @@ template <typename T, typename Reduce>
 void of_band(std::vector<T>& numbers, std::int64_t steps, std::int64_t width,
              const Reduce& reduce) {
   const std::int64_t n = steps * width, height = width + 1;
-  // By columns: (i, j) is at width + i - j.
+  // Its columns one after another: (i, j) is at width + i - j.
   std::vector<Wide<T>> band(static_cast<std::size_t>(n * height));
   for (std::int64_t s = 0; s < steps; ++s)
     for (std::int64_t i = 0; i < width; ++i)

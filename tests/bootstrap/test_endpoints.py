@@ -150,7 +150,9 @@ def test_the_pids_are_those_of_the_others_of_this_host(listener: socket.socket) 
     assert way.listener == listener.fileno()
 
 
-OPTIONS = Options(process=1, labels=["p", "q"], arena_fd=3, nonce=4)
+OPTIONS = Options(
+    1, ["p", "q"], 3, 4, 5.0, 6, True, 8, "no", True, False, True, None, "h", 0, True, None
+)
 
 
 def test_one_host_has_no_network() -> None:
