@@ -137,7 +137,7 @@ class Cell:
             if process not in self._settling:
                 self._settling[process] = self._job.call(engine.settle, process)
         settled = [p for p, call in self._settling.items() if call.ready()]
-        found = self._job.diagnosis()
+        found = self._job.diagnosis() if self._job.can_abort else None
         for row in found.rows if found else ():
             missing = [p for p in row.waits_for if p in settled]
             if found is not None and missing:
@@ -151,8 +151,8 @@ class Cell:
         self._tell_of_failures()
 
     def _tell_of_failures(self) -> None:
-        """Prints failures once, while other processes run on: without records a wait in vain is not
-        found."""
+        """Prints failures once, while other processes run on: without the engine a wait in vain is
+        not ended."""
         failures = self._failures()
         if failures and self.running and self._scans == _SCANS_UNTIL_TOLD:
             text = "; ".join(f"[{f.process}] {f.summary}" for f in failures[:3])

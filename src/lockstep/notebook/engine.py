@@ -108,15 +108,16 @@ def _through_agent(info: str, run_dir: str) -> str:
     return json.dumps({**json.loads(info), "interface": f"ipc://{run_dir}/{interface}"})
 
 
-def prepare() -> int:
-    """Gives cells the names that the notebook shows; returns the id of this process."""
+def prepare() -> tuple[int, bool]:
+    """Gives cells the names that the notebook shows; returns the id of this process, and whether
+    `abort` can end a wait."""
     shell: Any = get_ipython()
     # ipykernel's names have the process's id in them. The lines of a cell, which the recorder and
     # the errors name, would differ between the processes.
     shell.compile.get_code_name = lambda raw, code, number: f"In[{number}]"
     shell.events.register("pre_run_cell", _take_one_interrupt)
     _allow_await(shell.kernel)
-    return os.getpid()
+    return os.getpid(), _has_engine()
 
 
 class _NoShellThread:
@@ -187,8 +188,12 @@ def settle() -> None:
 
 def abort(text: str) -> None:
     """Fails the job's collectives: those that wait, and all later ones, raise ``text``."""
-    if _config.current().collectives == "lockstep" and not bindings.abort_text():
+    if _has_engine() and not bindings.abort_text():
         bindings.abort(text)
+
+
+def _has_engine() -> bool:
+    return _config.current().collectives == "lockstep"
 
 
 def fetch(names: list[str]) -> list[Any]:

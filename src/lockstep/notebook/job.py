@@ -37,6 +37,8 @@ class Job:
         self.hosts = given.hosts
         self.problem = ""
         """Why the processes can run no collectives any more; "" while they can."""
+        self.can_abort = False
+        """Whether `engine.abort` can end a wait: over gloo and MPI nothing can."""
         self.pids: list[int] = []
         """The pids of the processes that have started."""
         self._pidfds: list[int] = []
@@ -88,7 +90,9 @@ class Job:
             if time.monotonic() > deadline:
                 raise NotebookError("the processes have not started in 600 s.")
             time.sleep(_POLL)
-        self.pids = self.results(engine.prepare, range(self.processes), deadline=deadline)
+        prepared = self.results(engine.prepare, range(self.processes), deadline=deadline)
+        self.pids = [pid for pid, _ in prepared]
+        self.can_abort = all(can for _, can in prepared)
         engines: Any = self._cluster.engine_set
         self._run_dir = engines.run_dir
         if not self.hosts:
