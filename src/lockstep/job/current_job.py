@@ -23,27 +23,39 @@ class Part:
 P = TypeVar("P", bound=Part)
 
 
-_parts: dict[type[Part], Any] = {}
-"""Those of the current job, in the order in which they were made."""
-_making = threading.RLock()
+class Job:
+    """One job: made before the process joins it, ended when the process joins another one."""
+
+    def __init__(self) -> None:
+        self._parts: dict[type[Part], Any] = {}
+        self._lock = threading.RLock()
+
+    def part(self, kind: type[P]) -> P:
+        """This job's only object of the class ``kind``, which is called without arguments."""
+        # An object that exists takes no lock: a forked child calls this, and it may be held.
+        if kind not in self._parts:
+            with self._lock:
+                if kind not in self._parts:
+                    self._parts[kind] = kind()
+        return self._parts[kind]
+
+    def end(self) -> None:
+        """Closes the parts, the latest first."""
+        with contextlib.ExitStack() as parts:
+            for part in self._parts.values():
+                parts.callback(part.close)
+
+
+_current = Job()
 
 
 def part(kind: type[P]) -> P:
-    """The current job's only object of the class ``kind``, which is called without arguments."""
-    parts = _parts
-    # An object that exists takes no lock: a forked child calls this, and it may be held.
-    if kind not in parts:
-        with _making:
-            if kind not in parts:
-                parts[kind] = kind()
-    return parts[kind]
+    """The current job's only object of the class ``kind``."""
+    return _current.part(kind)
 
 
 def end() -> None:
-    """Leaves the current job: closes its parts, the latest first. The next one begins without
-    any."""
-    global _parts
-    ended, _parts = _parts, {}
-    with contextlib.ExitStack() as closing:
-        for each in ended.values():
-            closing.callback(each.close)
+    """Leaves the current job. The next one begins, without any parts."""
+    global _current
+    ended, _current = _current, Job()
+    ended.end()

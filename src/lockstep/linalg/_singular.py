@@ -91,10 +91,8 @@ def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
 
 @functools.partial(jax.jit, static_argnames="plan")
 def _scale(a: jax.Array, plan: Plan) -> jax.Array:
-    axes = plan.tall.axes
-    return plan.tall.placed.map(lambda shard: _scaling.factor(shard, axes), plan.placed.spec, P())(
-        a
-    )
+    body = functools.partial(_scaling.factor, axes=plan.tall.axes)
+    return plan.tall.placed.map(body, plan.placed.spec, P())(a)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "reflectors"))
