@@ -176,23 +176,26 @@ def test_columns_are_reflected_where_they_lie(
     [*((shape, 3) for shape in SHAPES), ((2, 3, 4), 0), ((2, 3, 4), 1)],
     3,
 )
-def test_products_of_cholesky_where_they_lie(
-    shape: tuple[int, int, int], columns: int, dtype: Any
+@pytest.mark.parametrize("upper", [False, True])
+def test_products_of_a_sweep_where_they_lie(
+    shape: tuple[int, int, int], columns: int, upper: bool, dtype: Any
 ) -> None:
     """The kernels beside plain JAX: values, and derivatives of the ones that have them."""
     layout, _ = layout_of(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows
     step = np.arange(rows) // tile
     numbers = full((rows, devices, rows), dtype)
-    low = jnp.asarray(np.where(step[:, None, None] <= step, np.nan, numbers), dtype)
+    left, right = step[:, None, None] > step, step[:, None, None] < step
+    triangle = jnp.asarray(np.where(right if upper else left, numbers, np.nan), dtype)
     b = jnp.asarray(full((columns, devices, rows), dtype, 1))
     for s in some_of(layout.steps):
         top, own = s * tile, b[:, 0, s * tile : (s + 1) * tile]
         for plain, fast, arrays in [
-            (_sweeps._leave_row, _sweeps._leave_row_by_kernel, (own, low, b)),
-            (_sweeps._leave_rows, _sweeps._leave_rows_by_kernel, (b, low, own)),
+            (_sweeps._leave_row, _sweeps._leave_row_by_kernel, (own, triangle, b)),
+            (_sweeps._leave_rows, _sweeps._leave_rows_by_kernel, (b, triangle, own)),
         ]:
-            _assert_equal(plain, fast, arrays, [jnp.asarray(top)], {"width": rows}, dtype)
+            which = {"columns": (0, rows), "upper": upper}
+            _assert_equal(plain, fast, arrays, [jnp.asarray(top)], which, dtype)
 
 
 @each_dtype

@@ -7,7 +7,7 @@ Layers; each imports only those above it:
     _tiles           kernels on the data of one device, with LAPACK's names
     _cpu_kernels     the same on CPUs by native code
     _sweeps, _tournament, _dealt_columns    solutions with a triangle; pivots; many right-hand sides
-    _cholesky, _inverse, _lu, _upper        the distributed loops, one family in each file
+    _cholesky, _inverse, _lu, _lu_solve     the distributed loops, one family in each file
     _cholesky_grid   Cholesky over rows and columns of devices
     _cost_model, _validation             tile sizes by cost; checks of arguments and their errors
     _arguments       the arrays of a call, checked and on their mesh

@@ -15,26 +15,15 @@ Everything here runs inside `jax.shard_map`. A triangle is (R, P, R) as in `_lay
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cpu_kernels, _sweeps, _tiles, _tournament
+from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._sweeps import Triangle
 from lockstep.linalg._tiles import adjoint
-
-
-class Triangle(NamedTuple):
-    """Which triangle of the slots is meant, and how."""
-
-    slots: jax.Array
-    upper: bool = False
-    unit: bool = False
-    """Whether its diagonal counts as that of ones."""
 
 
 def pays(columns: int, layout: RowMap) -> bool:
@@ -62,7 +51,9 @@ def solve(
     kernels: bool,
     conjugate_transpose: bool = False,
 ) -> jax.Array:
-    """``t^-1 b`` or ``t^-H b`` for own rows ``b``, (R, k)."""
+    """``t^-1 b`` or ``t^-H b`` for own rows ``b``, (R, k), by a sweep where that is faster."""
+    if not pays(b.shape[1], layout):
+        return _sweeps.solve(triangle, b, layout, axes, kernels, conjugate_transpose)
     x = to_columns(b, axes, layout.devices)
     x = solve_columns(triangle, x, layout, axes, kernels, conjugate_transpose)
     return to_rows(x, axes, b.shape[1])
@@ -92,7 +83,7 @@ def solve_columns(
             panel = _panel(triangle, top, first * tile, tile, axes)
             after = top + tile
             block = _block(panel, top - first * tile, tile, upper)
-            solve_block = _block_solver(triangle, block, kernels, conjugate_transpose)
+            solve_block = _sweeps.block_solver(triangle, block, kernels, conjugate_transpose)
             rest = lax.dynamic_slice_in_dim(x, top, tile, 1)
             if not forward:
                 rest = left_to(rest, panel, x, after, kernels, upper)
@@ -142,16 +133,6 @@ def _block(panel: jax.Array, at: jax.Array, tile: int, upper: bool) -> jax.Array
     """The panel's diagonal block, (W, W)."""
     width = panel.shape[0] if upper else panel.shape[2]
     return lax.dynamic_slice_in_dim(panel, at, tile, 2 if upper else 1).reshape(width, width)
-
-
-def _block_solver(
-    triangle: Triangle, block: jax.Array, kernels: bool, conjugate_transpose: bool
-) -> _sweeps.Solve:
-    trsm = _sweeps.trsm_by_kernel if kernels else _tiles.trsm
-    if not triangle.upper:
-        return functools.partial(trsm, block, conjugate_transpose=conjugate_transpose)
-    low = _tournament.unit_lower(block) if triangle.unit else adjoint(jnp.triu(block))
-    return functools.partial(trsm, low, conjugate_transpose=not conjugate_transpose)
 
 
 def _after(panel: jax.Array, rows: int, after: jax.Array, upper: bool) -> tuple[jax.Array, int]:

@@ -23,9 +23,9 @@ from lockstep.linalg import (
     _grid_model,
     _lu,
     _lu_grid,
+    _lu_solve,
     _posdef,
     _redistribute,
-    _upper,
     _validation,
 )
 from lockstep.linalg._layout import Grid
@@ -100,7 +100,7 @@ def status(factors: Factors, plan: Plan) -> jax.Array:
 @functools.partial(jax.jit, static_argnames=("b_placed", "plan", "adjoint"))
 def apply(factors: Factors, b: jax.Array, b_placed: Placed, plan: Plan, adjoint: bool) -> jax.Array:
     """``a^-1 b``, or ``a^-H b``, for the factors of ``a``."""
-    run = _upper.solve_adjoint if adjoint else _upper.solve
+    run = _lu_solve.solve_adjoint if adjoint else _lu_solve.solve
 
     def body(factors: Factors, b: jax.Array) -> jax.Array:
         rows = run(factors, plan.take_rows(b, b_placed), plan.layout, plan.axes, plan.kernels)
@@ -143,7 +143,7 @@ def solve(
 def inverse_of(factors: Factors, plan: Plan, adjoint: bool = False) -> jax.Array:
     """``a^-1`` or ``a^-H``: solutions for the columns of the identity, sharded as ``a``."""
     layout, sharded = plan.layout, plan.placed.sharded
-    run = _upper.solve_adjoint if adjoint else _upper.solve
+    run = _lu_solve.solve_adjoint if adjoint else _lu_solve.solve
 
     def body(factors: Factors) -> jax.Array:
         own = jnp.asarray(layout.row_of_slot)[_redistribute.device_index(sharded)]

@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 from lockstep.linalg import (
     _arguments,
     _cpu_kernels,
+    _dealt_columns,
     _householder,
     _panel,
     _posdef,
@@ -33,12 +34,12 @@ from lockstep.linalg import (
     _redistribute,
     _scaling,
     _sweeps,
-    _upper,
     _validation,
 )
 from lockstep.linalg._householder import Factored
 from lockstep.linalg._panel import Basis
 from lockstep.linalg._qr import QRPlan
+from lockstep.linalg._sweeps import Triangle
 from lockstep.linalg._tiles import adjoint, gemm, trsm, trsm_upper
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -246,12 +247,12 @@ def _by_reflectors(
     panels, axes, triangle = plan.tall.panels, plan.tall.axes, plan.tall.panels.triangle
     slots = _redistribute.columns_to_slots(qr.triangle, triangle)
     me, one = _redistribute.device_index(plan.placed.sharded), jnp.ones((), slots.dtype)
-    slots = _redistribute.set_padding(slots, triangle, me, one)
-    y = _upper.forward(slots, g, triangle, axes, plan.kernels)
+    upper = Triangle(_redistribute.set_padding(slots, triangle, me, one), upper=True)
+    y = _dealt_columns.solve(upper, g, triangle, axes, plan.kernels, True)
     turned = _householder.apply_adjoint(qr, b, panels, axes)
     head = panels.mine(axes)[: triangle.rows, None] < panels.count
     c = jnp.where(head, turned[: triangle.rows], 0)
-    x = _upper.backward(slots, c - y, triangle, axes, plan.kernels)
+    x = _dealt_columns.solve(upper, c - y, triangle, axes, plan.kernels)
     kept = jnp.where(head, y, turned[: triangle.rows])
     kept = jnp.concatenate([kept, turned[triangle.rows :]])
     return _householder.apply(qr, kept, panels, axes), x

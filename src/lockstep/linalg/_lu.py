@@ -160,7 +160,7 @@ def _eliminate(
     right = jnp.take(to_panel(a[:, :, top:], tile), permutation, axis=1)
     right = _tiles.put(right, lax.dynamic_slice_in_dim(packed, me * tile, tile), top, 0)
     if end < a.shape[0]:
-        below = _tiles.solve_right(right[end:, :size], _tournament.unit_lower(packed[:, :size]))
+        below = _tiles.solve_right(right[end:, :size], _tiles.unit_lower(packed[:, :size]))
         rest = right[end:, size:] - gemm(below, packed[:, size:])
         right = _tiles.put(right, jnp.concatenate([below, rest], axis=1), end, 0)
     return _tiles.put(a, from_panel(right, devices, tile), 0, 0, top)

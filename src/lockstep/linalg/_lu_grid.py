@@ -82,9 +82,7 @@ def factor(a: jax.Array, layout: RowMap, grid: Grid, axes: Axes, kernels: bool =
         a = _tiles.put(a, mine, top, 0, top)
         if end == rows:
             break
-        below = solve_right(
-            _take(left, moves.winners, end, grid, axes), _tournament.unit_lower(block)
-        )
+        below = solve_right(_take(left, moves.winners, end, grid, axes), _tiles.unit_lower(block))
         a = _tiles.put(a, below.reshape(rows - end, devices, tile), end, 0, top)
         left = _move(left, moves, top, grid, axes)
         own = _own_columns(left, top, end, end, grid, axes)

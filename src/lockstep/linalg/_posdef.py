@@ -29,9 +29,9 @@ from lockstep.linalg import (
     _sweeps,
     _validation,
 )
-from lockstep.linalg._dealt_columns import Triangle
 from lockstep.linalg._grid_model import GridShape
 from lockstep.linalg._layout import Grid, RowMap
+from lockstep.linalg._sweeps import Triangle
 from lockstep.linalg._validation import Placed
 
 
@@ -191,8 +191,7 @@ def sweep(
                 x = _dealt_columns.solve_columns(Triangle(low), x, *how, name == "backward")
             return plan.give_rows(_dealt_columns.to_rows(x, plan.axes, rows.shape[1]), b_placed)
         for name in sweeps:
-            run = _sweeps.forward if name == "forward" else _sweeps.backward
-            rows = run(low, rows, *how)
+            rows = _sweeps.solve(Triangle(low), rows, *how, name == "backward")
         return plan.give_rows(rows, b_placed)
 
     return plan.placed.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)

@@ -28,8 +28,8 @@ from lockstep.linalg import (
     _stacked_qr,
     _sweeps,
 )
-from lockstep.linalg._dealt_columns import Triangle
 from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._sweeps import Triangle
 
 MAX_STEPS = 16
 """Steps at most; a singular matrix needs about nine."""
@@ -138,7 +138,7 @@ def _same(value: jax.Array, axes: Axes) -> jax.Array:
 
 def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """An estimate, from above, for an upper triangular ``x``; 0 or NaN if it is singular."""
-    low = _redistribute.adjoint(x, axes)
+    low = Triangle(_redistribute.adjoint(x, axes))
     key = jax.random.fold_in(jax.random.key(1), lax.axis_index(axes))
     v = jax.random.normal(key, (layout.rows, 1), x.real.dtype).astype(x.dtype)
 
@@ -147,9 +147,9 @@ def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes) -> jax.Array
 
     def power(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         v, _ = state
-        v = _sweeps.forward(low, v / norm(v), layout, axes, False)
+        v = _sweeps.solve(low, v / norm(v), layout, axes)
         size = norm(v)  # of x^-H v
-        return _sweeps.backward(low, v / size, layout, axes, False), size
+        return _sweeps.solve(low, v / size, layout, axes, conjugate_transpose=True), size
 
     _, size = lax.fori_loop(0, POWERS, power, (v, jnp.ones((), x.real.dtype)))
     return _same(1 / size, axes)

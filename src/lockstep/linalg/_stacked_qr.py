@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg import _cholesky, _dealt_columns, _products, _sweeps
-from lockstep.linalg._dealt_columns import Triangle
 from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._sweeps import Triangle
 from lockstep.linalg._tiles import adjoint, gemm
 
 

@@ -1,9 +1,13 @@
-"""The two sweeps over a lower triangle, on the local rows of every device.
+"""Sweeps over a triangle, on the local rows of every device.
 
-``low^-1 b`` and ``low^-H b`` for a factor of `lockstep.linalg._cholesky` or `lockstep.linalg._lu`,
-by supersteps of the layout (`lockstep.linalg._layout`). Everything here runs inside
-`jax.shard_map`. ``low`` has shape (R, P, R), and a right-hand side is (R, k): the rows of this
-device's slots.
+``t^-1 b`` and ``t^-H b`` for a triangle ``t``, by supersteps of the layout
+(`lockstep.linalg._layout`). A device has the rows of its own slots of ``t``. So in ``t^-1 b`` each
+solved block goes to all devices; in ``t^-H b`` the devices add up what they leave to a block. A
+lower triangle is swept from the first superstep on for ``t^-1 b`` and from the last one back for
+``t^-H b``, an upper one the other way round.
+
+Everything here runs inside `jax.shard_map`. A triangle is (R, P, R), and a right-hand side (R, k):
+the rows of this device's slots.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +33,15 @@ DEALT = 4
 """Columns for each device from which on those solved at once are dealt out (`_solve_dealt`)."""
 
 
+class Triangle(NamedTuple):
+    """Which triangle of the slots is meant, and how."""
+
+    slots: jax.Array
+    upper: bool = False
+    unit: bool = False
+    """Whether the diagonal of an upper triangle counts as that of ones."""
+
+
 def gather_rows(tile_rows: jax.Array, axes: Axes) -> jax.Array:
     return lax.all_gather(tile_rows, axes, axis=0, tiled=True)
 
@@ -40,38 +53,113 @@ def diagonal_block(low: jax.Array, top: int | jax.Array, layout: RowMap, axes: A
     return gather_rows(own.reshape(tile, -1), axes)
 
 
-def forward(
-    low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
+def solve(
+    triangle: Triangle,
+    b: jax.Array,
+    layout: RowMap,
+    axes: Axes,
+    kernels: bool = False,
+    conjugate_transpose: bool = False,
 ) -> jax.Array:
-    """``low^-1 b``, row by row: what is solved is on every device, and leaves the next rows."""
-    if layout.devices == 1:
-        return _tiles.trsm(low[:, 0, :], b)
-    return in_columns(functools.partial(_forward, kernels=kernels), low, b, layout, axes)
+    """``t^-1 b`` or ``t^-H b``."""
+    how = layout, axes, kernels
+    if conjugate_transpose:
+        return in_columns(lambda b: solve_adjoint(triangle, b, *how), b, layout)
+    me = 0 if layout.devices == 1 else lax.axis_index(axes)
+    return in_columns(lambda b: adjoint(solve_gathered(triangle, b, *how)[:, me]), b, layout)
 
 
-def backward(
-    low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
-) -> jax.Array:
-    """``low^-H b``: what is solved leaves all rows before; an all-reduce sums that a superstep."""
-    if layout.devices == 1:
-        return _tiles.trsm(low[:, 0, :], b, conjugate_transpose=True)
-    return in_columns(functools.partial(_backward, kernels=kernels), low, b, layout, axes)
-
-
-def in_columns(
-    sweep: Callable[..., jax.Array], low: Any, b: jax.Array, layout: RowMap, axes: Axes
-) -> jax.Array:
-    """``sweep`` over so many columns at a time that all their rows fit in half of a share."""
+def in_columns(run: Callable[[jax.Array], jax.Array], b: jax.Array, layout: RowMap) -> jax.Array:
+    """``run`` on so many columns at a time that all their rows fit in half of a share."""
     most = max(1, layout.padded // (2 * layout.devices))
     width = b.shape[1]
-    if width <= most:
-        return sweep(low, b, layout, axes)
+    if width <= most or layout.devices == 1:
+        return run(b)
     parts = -(-width // most)
     each = -(-width // parts)
     wide = jnp.pad(b, ((0, 0), (0, parts * each - width)))
-    wide = wide.reshape(-1, parts, each).swapaxes(0, 1)
-    done = lax.map(lambda part: sweep(low, part, layout, axes), wide)
+    done = lax.map(run, wide.reshape(-1, parts, each).swapaxes(0, 1))
     return done.swapaxes(0, 1).reshape(b.shape[0], -1)[:, :width]
+
+
+def solve_gathered(
+    triangle: Triangle, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+) -> jax.Array:
+    """The adjoint of ``t^-1 b``, with the rows of all devices: (k, P, R)."""
+    if layout.devices == 1:
+        return adjoint(_solve_alone(triangle, b))[:, None]
+    leave = _leave_row_by_kernel if kernels else _leave_row
+    run = _solve_dealt if _is_dealt(b, layout) else _solve_alike
+
+    def step(top: jax.Array, done: jax.Array, columns: tuple[int, int]) -> jax.Array:
+        rest = adjoint(lax.dynamic_slice_in_dim(b, top, layout.tile))
+        which = {"columns": columns, "upper": triangle.upper}
+        rest = adjoint(leave(rest, triangle.slots, done, top, **which))
+        block = diagonal_block(triangle.slots, top, layout, axes)
+        solved = run(block_solver(triangle, block, kernels), rest, layout, axes)
+        solved = adjoint(solved).reshape(b.shape[1], layout.devices, layout.tile)
+        return lax.dynamic_update_slice_in_dim(done, solved, top, 2)
+
+    done = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
+    return _sweep(step, done, layout, kernels, triangle.upper, from_first=not triangle.upper)
+
+
+def solve_adjoint(
+    triangle: Triangle, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+) -> jax.Array:
+    """``t^-H b``. An all-reduce a superstep sums what is left to its rows."""
+    if layout.devices == 1:
+        return _solve_alone(triangle, b, True)
+    leave = _leave_rows_by_kernel if kernels else _leave_rows
+    run = _solve_sum_dealt if _is_dealt(b, layout) else _solve_sum_alike
+
+    def step(
+        top: jax.Array, state: tuple[jax.Array, jax.Array], columns: tuple[int, int]
+    ) -> tuple[jax.Array, jax.Array]:
+        b, left_over = state
+        rest = _rows_to_sum(left_over, b, top, layout, axes)
+        block = diagonal_block(triangle.slots, top, layout, axes)
+        own = run(block_solver(triangle, block, kernels, True), rest, layout, axes)
+        which = {"columns": columns, "upper": triangle.upper}
+        left_over = leave(left_over, triangle.slots, adjoint(own), top, **which)
+        return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
+
+    # What the rows of this device that are solved leave to each row of every device, as adjoint.
+    left_over = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
+    state = b, left_over
+    return _sweep(step, state, layout, kernels, triangle.upper, from_first=triangle.upper)[0]
+
+
+def _solve_alone(triangle: Triangle, b: jax.Array, conjugate_transpose: bool = False) -> jax.Array:
+    """With all slots on one device."""
+    slots = triangle.slots[:, 0]
+    if triangle.upper:
+        return _tiles.trsm_upper(slots, b, conjugate_transpose, triangle.unit)
+    return _tiles.trsm(slots, b, conjugate_transpose)
+
+
+def _sweep(
+    step: Callable[..., Any],
+    state: Any,
+    layout: RowMap,
+    kernels: bool,
+    upper: bool,
+    from_first: bool,
+) -> Any:
+    """``state`` after ``step(top, state, columns)`` for each superstep.
+
+    ``top`` is its first local row, and ``columns`` are those of the triangle that its stage needs.
+    A kernel takes what each superstep needs, so that one stage is enough.
+    """
+    ranges, tile = stages(layout.steps, 1 if kernels else STAGES), layout.tile
+    for first, end in ranges if from_first else reversed(ranges):
+
+        def run(k: jax.Array, state: Any, first: int = first, end: int = end) -> Any:
+            columns = (first * tile, layout.rows) if upper else (0, end * tile)
+            return step((first + k if from_first else end - 1 - k) * tile, state, columns)
+
+        state = lax.fori_loop(0, end - first, run, state)
+    return state
 
 
 def stages(steps: int, count: int = STAGES) -> list[tuple[int, int]]:
@@ -84,15 +172,24 @@ def stages(steps: int, count: int = STAGES) -> list[tuple[int, int]]:
     return [(first, end) for first, end in itertools.pairwise(ends) if first < end]
 
 
-def stages_of(steps: int, kernels: bool) -> list[tuple[int, int]]:
-    return stages(steps, 1 if kernels else STAGES)
+def _beside(
+    slots: jax.Array, top: jax.Array, tile: int, columns: tuple[int, int], upper: bool
+) -> jax.Array:
+    """These columns of the triangle in the tile rows from ``top`` on, without the diagonal block.
+
+    Zero is in place of that, and of the other triangle, which may hold anything.
+    """
+    first, end = columns
+    rows = lax.dynamic_slice(slots, (top, 0, first), (tile, slots.shape[1], end - first))
+    places = jnp.arange(first, end)
+    return jnp.where(places >= top + tile if upper else places < top, rows, 0).reshape(tile, -1)
 
 
-def _left_of(low: jax.Array, top: jax.Array, tile: int, width: int) -> jax.Array:
-    """The factor in the tile rows from ``top`` on, left of their diagonal block, then zeros."""
-    rows = lax.dynamic_slice(low, (top, 0, 0), (tile, low.shape[1], width))
-    # What is above the diagonal may be anything, so it is not multiplied by zero.
-    return jnp.where(jnp.arange(width) < top, rows, 0).reshape(tile, -1)
+def _range_beside(
+    slots: jax.Array, top: jax.Array, tile: int, upper: bool
+) -> tuple[int | jax.Array, jax.Array]:
+    """The first column beside the diagonal block, and how many there are."""
+    return (top + tile, len(slots) - top - tile) if upper else (0, top)
 
 
 # Both sweeps keep the adjoint of what is summed, (k, P, R): the BLAS, which goes by columns, then
@@ -100,43 +197,69 @@ def _left_of(low: jax.Array, top: jax.Array, tile: int, width: int) -> jax.Array
 
 
 def _leave_row(
-    rest: jax.Array, low: jax.Array, done: jax.Array, top: jax.Array, width: int
+    rest: jax.Array,
+    slots: jax.Array,
+    done: jax.Array,
+    top: jax.Array,
+    columns: tuple[int, int],
+    upper: bool,
 ) -> jax.Array:
-    """``rest``, (k, T), without what the rows ``done``, (k, P, R), before ``top`` leave to it."""
-    left = _left_of(low, top, rest.shape[1], width)
-    return rest - gemm(done[:, :, :width].reshape(-1, left.shape[1]), adjoint(left))
+    """``rest``, (k, T), the rows from ``top`` on, without what the rows ``done`` leave to it."""
+    beside = _beside(slots, top, rest.shape[1], columns, upper)
+    solved = done[:, :, slice(*columns)].reshape(-1, beside.shape[1])
+    return rest - gemm(solved, adjoint(beside))
 
 
 @_cpu_kernels.with_derivatives_of(_leave_row)
 def _leave_row_by_kernel(
-    rest: jax.Array, low: jax.Array, done: jax.Array, top: jax.Array, width: int
+    rest: jax.Array,
+    slots: jax.Array,
+    done: jax.Array,
+    top: jax.Array,
+    columns: tuple[int, int],
+    upper: bool,
 ) -> jax.Array:
+    k, tile = rest.shape
+    start, count = _range_beside(slots, top, tile, upper)
     return _cpu_kernels.subtract_products(
         Blocks(rest[:, None]),
-        Blocks(done, step_l=(0, 1, 0)),
-        Blocks(low, (top, 0, 0), step_l=(0, 1, 0)),
-        Sizes(rest.shape[0], rest.shape[1], top, count_l=low.shape[1], adjoint_b=True),
+        Blocks(done, (0, 0, start), step_l=(0, 1, 0)),
+        Blocks(slots, (top, 0, start), step_l=(0, 1, 0)),
+        Sizes(k, tile, count, count_l=slots.shape[1], adjoint_b=True),
     )[:, 0]
 
 
 def _leave_rows(
-    left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
+    left_over: jax.Array,
+    slots: jax.Array,
+    own: jax.Array,
+    top: jax.Array,
+    columns: tuple[int, int],
+    upper: bool,
 ) -> jax.Array:
-    """``left_over``, (k, P, R), without what ``own``, (k, T), leaves to the rows before ``top``."""
-    change = gemm(own, _left_of(low, top, own.shape[1], width))
-    left = left_over[:, :, :width] - change.reshape(*left_over.shape[:2], width)
-    return _tiles.put(left_over, left, 0, 0, 0)
+    """``left_over``, (k, P, R), without what ``own``, (k, T), leaves to rows yet to be solved."""
+    first, end = columns
+    change = gemm(own, _beside(slots, top, own.shape[1], columns, upper))
+    left = left_over[:, :, first:end] - change.reshape(*left_over.shape[:2], end - first)
+    return _tiles.put(left_over, left, 0, 0, first)
 
 
 @_cpu_kernels.with_derivatives_of(_leave_rows)
 def _leave_rows_by_kernel(
-    left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
+    left_over: jax.Array,
+    slots: jax.Array,
+    own: jax.Array,
+    top: jax.Array,
+    columns: tuple[int, int],
+    upper: bool,
 ) -> jax.Array:
+    k, tile = own.shape
+    start, count = _range_beside(slots, top, tile, upper)
     return _cpu_kernels.subtract_products(
-        Blocks(left_over, step_i=(0, 1, 0)),
+        Blocks(left_over, (0, 0, start), step_i=(0, 1, 0)),
         Blocks(own[:, None]),
-        Blocks(low, (top, 0, 0), step_i=(0, 1, 0)),
-        Sizes(own.shape[0], top, own.shape[1], count_i=low.shape[1]),
+        Blocks(slots, (top, 0, start), step_i=(0, 1, 0)),
+        Sizes(k, count, tile, count_i=slots.shape[1]),
     )
 
 
@@ -151,51 +274,22 @@ def right_solver(kernels: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
     return solve_right_by_kernel if kernels else _tiles.solve_right
 
 
-def _forward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
-    tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
-    solve_block = block_solver(b, layout)
+Solve = Callable[[jax.Array], jax.Array]
+"""Solves (W, any number of columns) with the diagonal block or its adjoint."""
+
+
+def block_solver(
+    triangle: Triangle, block: jax.Array, kernels: bool, conjugate_transpose: bool = False
+) -> Solve:
+    """Solves with the diagonal block ``block`` of a triangle, or with its adjoint."""
     trsm = trsm_by_kernel if kernels else _tiles.trsm
-    done = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
-    for first, end in stages_of(layout.steps, kernels):
-
-        def step(s: jax.Array, done: jax.Array, width: int = end * tile) -> jax.Array:
-            top = s * tile
-            rest = adjoint(lax.dynamic_slice_in_dim(b, top, tile))
-            rest = adjoint(leave(rest, low, done, top, width=width))
-            block = diagonal_block(low, top, layout, axes)
-            solved = solve_block(functools.partial(trsm, block), rest, layout, axes)
-            solved = adjoint(solved).reshape(b.shape[1], layout.devices, tile)
-            return lax.dynamic_update_slice_in_dim(done, solved, top, 2)
-
-        done = lax.fori_loop(first, end, step, done)
-    return adjoint(done[:, lax.axis_index(axes)])
+    if not triangle.upper:
+        return functools.partial(trsm, block, conjugate_transpose=conjugate_transpose)
+    low = _tiles.unit_lower(block) if triangle.unit else adjoint(jnp.triu(block))
+    return functools.partial(trsm, low, conjugate_transpose=not conjugate_transpose)
 
 
-def _backward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
-    tile = layout.tile
-    leave = _leave_rows_by_kernel if kernels else _leave_rows
-    solve_sum = sum_solver(b, layout)
-    trsm = functools.partial(trsm_by_kernel if kernels else _tiles.trsm, conjugate_transpose=True)
-    # What the rows of this device that are solved leave to each row of every device, as adjoint.
-    left_over = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
-    for first, end in reversed(stages_of(layout.steps, kernels)):
-
-        def step(
-            back: jax.Array, state: tuple[jax.Array, jax.Array], end: int = end
-        ) -> tuple[jax.Array, jax.Array]:
-            b, left_over = state
-            top = (end - 1 - back) * tile
-            rest = rows_to_sum(left_over, b, top, layout, axes)
-            block = diagonal_block(low, top, layout, axes)
-            own = solve_sum(functools.partial(trsm, block), rest, layout, axes)
-            left_over = leave(left_over, low, adjoint(own), top, width=end * tile)
-            return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
-
-        b, left_over = lax.fori_loop(0, end - first, step, (b, left_over))
-    return b
-
-
-def rows_to_sum(
+def _rows_to_sum(
     left_over: jax.Array, b: jax.Array, top: jax.Array, layout: RowMap, axes: Axes
 ) -> jax.Array:
     """This device's part of the rows of a superstep, (P, T, k); the sum is what is to be solved."""
@@ -205,17 +299,6 @@ def rows_to_sum(
 
 # What is left of one superstep's rows, solved with its diagonal block. Each device solves for all
 # columns, or, where there are enough of them, for a part: the columns are dealt.
-
-Solve = Callable[[jax.Array], jax.Array]
-"""Solves (W, any number of columns) with the diagonal block or its adjoint."""
-
-
-def block_solver(b: jax.Array, layout: RowMap) -> Callable[..., jax.Array]:
-    return _solve_dealt if _is_dealt(b, layout) else _solve_alike
-
-
-def sum_solver(b: jax.Array, layout: RowMap) -> Callable[..., jax.Array]:
-    return _solve_sum_dealt if _is_dealt(b, layout) else _solve_sum_alike
 
 
 def _is_dealt(b: jax.Array, layout: RowMap) -> bool:

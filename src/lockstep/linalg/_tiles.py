@@ -46,6 +46,11 @@ def potrf(a: jax.Array) -> jax.Array:
     return lax.linalg.cholesky(a, symmetrize_input=False)
 
 
+def unit_lower(block: jax.Array) -> jax.Array:
+    """The adjoint of the unit upper triangle of ``block``."""
+    return adjoint(jnp.triu(block, 1)) + jnp.eye(block.shape[0], dtype=block.dtype)
+
+
 def trsm(factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False) -> jax.Array:
     """``factor^-1 b`` or ``factor^-H b`` for a lower ``factor``; nothing above it is read."""
     return lax.linalg.triangular_solve(

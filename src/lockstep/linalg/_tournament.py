@@ -14,7 +14,7 @@ from jax import lax
 
 from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
 from lockstep.linalg._layout import Axes
-from lockstep.linalg._tiles import adjoint, gemm
+from lockstep.linalg._tiles import gemm
 
 MAX_INNER = 64
 """Rows of a panel, at most, for which one tournament finds the pivots (`factor_columns`)."""
@@ -63,7 +63,7 @@ def factor_columns(
         # A column of zeros loses, unless the matrix is singular: then its pivot of zero tells.
         at, packed = play(jnp.where(is_left, some, 0), numbers, axes, devices, kernels)
         columns = _gather_columns(own, numbers, at, at // rows, axes, devices)
-        below = _tiles.solve_right(columns, unit_lower(packed))
+        below = _tiles.solve_right(columns, _tiles.unit_lower(packed))
         below = jnp.where(row < top + inner, 0, below)
         solved = trsm(divisible(packed), some)
         own = lax.dynamic_update_slice_in_dim(own, solved, top, 0) - gemm(below, solved)
@@ -118,11 +118,6 @@ def inner_rows(size: int) -> int:
     """The rows of one tournament for a panel of ``size`` rows, which they divide evenly."""
     most = max(k for k in range(1, MAX_INNER + 1) if size % k == 0)
     return most if most >= min(MAX_INNER // 4, size) else size
-
-
-def unit_lower(block: jax.Array) -> jax.Array:
-    """The adjoint of the unit upper triangle of ``block``."""
-    return adjoint(jnp.triu(block, 1)) + jnp.eye(block.shape[0], dtype=block.dtype)
 
 
 def divisible(block: jax.Array) -> jax.Array:
