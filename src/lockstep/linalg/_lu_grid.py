@@ -42,7 +42,7 @@ from lockstep.linalg import (
     _tiles,
     _tournament,
 )
-from lockstep.linalg._column_moves import Listed
+from lockstep.linalg._column_moves import Listed, Moves
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Grid, RowMap
 from lockstep.linalg._lu import Factors
@@ -82,9 +82,10 @@ def factor(a: jax.Array, layout: RowMap, grid: Grid, axes: Axes, kernels: bool =
         a = _tiles.put(a, mine, top, 0, top)
         if end == rows:
             break
-        below = solve_right(_take(left, moves.winners, end, grid, axes), _tiles.unit_lower(block))
+        taken = _take_in_few_rounds(left, moves.winners, end=end, grid=grid, axes=axes)
+        below = solve_right(taken, _tiles.unit_lower(block))
         a = _tiles.put(a, below.reshape(rows - end, devices, tile), end, 0, top)
-        left = _move(left, moves, top, grid, axes)
+        left = _move_in_few_rounds(left, moves, top=top, grid=grid, axes=axes)
         own = _own_columns(left, top, end, end, grid, axes)
         right = trsm(_tournament.divisible(block), own)
         a = _tiles.put(a, _to_line(right, tile, axes), top, 0, end)
@@ -110,15 +111,11 @@ def _to_line(right: jax.Array, tile: int, axes: Axes) -> jax.Array:
     return lax.all_to_all(sent, axes, 0, 0, tiled=True).swapaxes(0, 1)
 
 
-def _rounds(listed: Listed, length: int, axes: Axes) -> jax.Array:
-    """How often so many columns of each column of the grid are sent. All devices must agree, even
-    where they found different pivots."""
-    return lax.pmax(-(-listed.counts.max() // length), axes)
-
-
-def _take(left: jax.Array, winners: Listed, end: int, grid: Grid, axes: Axes) -> jax.Array:
+def _take(
+    left: jax.Array, winners: Listed, end: int, grid: Grid, axes: Axes, few: bool = False
+) -> jax.Array:
     """The columns that won, in the order of their elimination, of this device's rows from ``end``
-    on: (m, W)."""
+    on: (m, W). ``few``: in as many rounds as are needed, and not in as many as may be."""
     count, rows, _, _ = left.shape
     size, height = winners.slots.shape[1], rows - end
     length, _ = batches(size, count)
@@ -133,13 +130,29 @@ def _take(left: jax.Array, winners: Listed, end: int, grid: Grid, axes: Axes) ->
         return found.at[:, numbers.ravel()].set(got, mode="drop")
 
     start = jnp.zeros((height, size), left.dtype)
-    return lax.fori_loop(0, _rounds(winners, length, axes), step, start)
+    return lax.fori_loop(0, _rounds(winners, length, axes, few), step, start)
+
+
+# These two are as in `lockstep.linalg._tournament`: a loop of a known number of rounds has all
+# derivatives.
+@_cpu_kernels.with_derivatives_of(_take)
+def _take_in_few_rounds(
+    left: jax.Array, winners: Listed, end: int, grid: Grid, axes: Axes
+) -> jax.Array:
+    return _take(left, winners, end, grid, axes, few=True)
+
+
+def _rounds(listed: Listed, length: int, axes: Axes, few: bool) -> jax.Array | int:
+    if few:
+        return _tournament.rounds_of(listed.counts.max(), axes, length)
+    return -(-listed.slots.shape[1] // length)
 
 
 def _move(
-    left: jax.Array, moves: _column_moves.Moves, top: int, grid: Grid, axes: Axes
+    left: jax.Array, moves: Moves, top: int, grid: Grid, axes: Axes, few: bool = False
 ) -> jax.Array:
-    """``left`` after the moves of the columns that did not win, in the rows from ``top`` on."""
+    """``left`` after the moves of the columns that did not win, in the rows from ``top`` on;
+    ``few`` as for `_take`."""
     count, rows = grid.columns, left.shape[3]
     share = moves.winners.slots.shape[1] // count
     _, length = batches(moves.winners.slots.shape[1], count)
@@ -163,8 +176,15 @@ def _move(
     flat = left.reshape(count, rows, -1)
     slots, targets = moves.within.batch(0, share)
     flat = put(flat, taken(flat, slots), targets[column])
-    rounds = _rounds(moves.between, length, axes)
+    rounds = _rounds(moves.between, length, axes, few)
     return lax.fori_loop(0, rounds, step, flat).reshape(left.shape)
+
+
+@_cpu_kernels.with_derivatives_of(_move)
+def _move_in_few_rounds(
+    left: jax.Array, moves: Moves, top: int, grid: Grid, axes: Axes
+) -> jax.Array:
+    return _move(left, moves, top, grid, axes, few=True)
 
 
 def _subtract(left: jax.Array, below: jax.Array, right: jax.Array, end: int) -> jax.Array:

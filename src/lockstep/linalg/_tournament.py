@@ -62,7 +62,8 @@ def factor_columns(
         some = lax.dynamic_slice_in_dim(own, top, inner)
         # A column of zeros loses, unless the matrix is singular: then its pivot of zero tells.
         at, packed = play(jnp.where(is_left, some, 0), numbers, axes, devices, kernels)
-        columns = _gather_columns(own, numbers, at, at // rows, axes, devices)
+        where = {"rows": rows, "axes": axes, "devices": devices}
+        columns = _gather_in_few_rounds(own, numbers, at, **where)
         below = _tiles.solve_right(columns, _tiles.unit_lower(packed))
         below = jnp.where(row < top + inner, 0, below)
         solved = trsm(divisible(packed), some)
@@ -86,15 +87,22 @@ def batch_of(count: int, devices: int) -> int:
 
 
 def _gather_columns(
-    own: jax.Array, numbers: jax.Array, at: jax.Array, owner: jax.Array, axes: Axes, devices: int
+    own: jax.Array,
+    numbers: jax.Array,
+    at: jax.Array,
+    rows: int,
+    axes: Axes,
+    devices: int,
+    few: bool = False,
 ) -> jax.Array:
-    """The columns with the numbers ``at``, which are those of the devices ``owner``: (W, count).
+    """The columns with the numbers ``at``: (W, count).
 
     First each device gets ``W / P`` rows of all of them, some columns of each device at a time;
     an all-gather of these sends half of what an all-reduce of columns, mostly zero, would.
+    ``few``: in as many rounds as are needed, and not in as many as may be.
     """
     size, count = own.shape[0], len(at)
-    length, which = batch_of(count, devices), jnp.arange(count)
+    length, which, owner = batch_of(count, devices), jnp.arange(count), at // rows
     # Comparisons of all with all, because XLA compiles these fast.
     rank = ((owner[:, None] == owner) & (which[:, None] > which)).sum(1)
     place = jnp.argmax(at[:, None] == numbers, axis=1)
@@ -108,10 +116,23 @@ def _gather_columns(
         got = got[owner, :, jnp.clip(nth, 0, length - 1)].T
         return jnp.where((nth >= 0) & (nth < length), got, found)
 
-    # All devices must agree, even where they found different pivots.
-    rounds = lax.pmax(rank.max() // length + 1, axes)
+    rounds = rounds_of(rank.max() + 1, axes, length) if few else -(-count // length)
     start = jnp.zeros((size // devices, count), own.dtype)
     return lax.all_gather(lax.fori_loop(0, rounds, step, start), axes, tiled=True)
+
+
+# JAX has no reverse-mode derivative of a loop whose number of rounds is known only at run time.
+@_cpu_kernels.with_derivatives_of(_gather_columns)
+def _gather_in_few_rounds(
+    own: jax.Array, numbers: jax.Array, at: jax.Array, rows: int, axes: Axes, devices: int
+) -> jax.Array:
+    return _gather_columns(own, numbers, at, rows, axes, devices, few=True)
+
+
+def rounds_of(count: jax.Array, axes: Axes, length: int) -> jax.Array:
+    """In how many rounds ``count`` columns are sent. All devices must agree, even where they found
+    different pivots."""
+    return lax.pmax(-(-count // length), axes)
 
 
 def inner_rows(size: int) -> int:
