@@ -170,11 +170,15 @@ def _inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, ja
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def log_determinant(a: jax.Array, factors: Factors, plan: Plan) -> tuple[jax.Array, jax.Array]:
     """The sign (the phase, if complex), and the natural logarithm of the absolute value."""
+    return _log_determinant_of(factors, plan)
 
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _log_determinant_of(factors: Factors, plan: Plan) -> tuple[jax.Array, jax.Array]:
     def body(factors: Factors) -> tuple[jax.Array, jax.Array]:
         return _lu.determinant(factors, plan.layout, plan.axes)
 
-    return jax.jit(plan.placed.map(body, (specs(plan),), (P(), P())))(factors)
+    return plan.placed.map(body, (specs(plan),), (P(), P()))(factors)
 
 
 @log_determinant.defjvp
