@@ -95,7 +95,7 @@ def test_accuracy_of_the_distributed_way(
         ((4,), P(), (1, 1), np.float64),
         ((4,), P(), (2, 50), np.float32),
     ],
-    *(1, 4),
+    4,
 )
 @pytest.mark.parametrize("full_matrices", [True, in_full(False)])
 def test_shapes_and_shardings(
@@ -114,7 +114,7 @@ def test_shapes_and_shardings(
 @sample(
     ("size", "dtype"),
     [((39, 39), np.complex128), ((40, 24), np.complex64), ((20, 36), np.float32)],
-    *(0,),
+    2,
 )
 def test_distributed_shapes_and_dtypes(size: tuple[int, int], dtype: Any) -> None:
     """With padding, and one value of zero beside it."""
