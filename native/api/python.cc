@@ -296,13 +296,14 @@ const char* lockstep_request(std::uint64_t* number) {
   return lockstep::keep(std::move(request.text));
 }
 
-void lockstep_respond(std::uint64_t number, int response) {
+int lockstep_respond(std::uint64_t number, int response) {
   using Response = lockstep::Requests::Response;
   auto* job = Engine::instance().started();
-  if (job == nullptr) return;
-  job->requests().respond(number, response < 0    ? Response::kUnknown
-                                  : response == 0 ? Response::kNo
-                                                  : Response::kYes);
+  if (job == nullptr) return 0;
+  const auto given = response < 0    ? Response::kUnknown
+                     : response == 0 ? Response::kNo
+                                     : Response::kYes;
+  return job->requests().respond(number, given) ? 1 : 0;
 }
 
 const char* lockstep_listens_at() { return lockstep::keep(lockstep::network().address()); }

@@ -123,8 +123,9 @@ void lockstep_set_watched(int watched);
 // watchdog may publish more, by lockstep_abort, before it responds. The same request is returned
 // until the watchdog has responded to its number, or no rank wants the response any more.
 const char* lockstep_request(std::uint64_t* number);
-// 1: yes, 0: no, -1: not known, so that the rank goes on and asks again later.
-void lockstep_respond(std::uint64_t number, int response);
+// 1: yes, 0: no, -1: not known, so that the rank goes on and asks again later. Returns 1 if a rank
+// has waited for this response; 0: it has gone on without.
+int lockstep_respond(std::uint64_t number, int response);
 
 // The address at which this process listens for those of other hosts, "10.0.0.1:4411" or
 // "[fe80::1]:4411"; "" in a job of one host. The port is closed once all pairs have met, and the

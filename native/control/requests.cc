@@ -82,14 +82,16 @@ Requests::Request Requests::next() {
   return open == nullptr ? Request{} : open->request;
 }
 
-void Requests::respond(std::uint64_t number, Response response) {
+bool Requests::respond(std::uint64_t number, Response response) {
   std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(
       open_, [&](const Shared& open) { return open->request.number == number; });
-  if (found == open_.end()) return;
-  (*found)->response = response;
+  if (found == open_.end()) return false;
+  const Shared answered = *found;
+  answered->response = response;
   open_.erase(found);
   changed_.notify_all();
+  return !answered->overdue;
 }
 
 }  // namespace lockstep

@@ -45,13 +45,14 @@ class Requests {
                    std::chrono::milliseconds timeout);
 
   // The watchdog's side. The next request, the same one until it is answered or withdrawn; number 0
-  // when there is none. A response to a request that is not open any more is dropped.
+  // when there is none. A response to a request that is not open any more is dropped; `respond`
+  // returns whether a rank waits for it.
   struct Request {
     std::uint64_t number = 0;
     std::string text;
   };
   Request next();
-  void respond(std::uint64_t number, Response response);
+  bool respond(std::uint64_t number, Response response);
 
  private:
   struct Open {

@@ -261,6 +261,64 @@ def test_what_a_program_is_given_beside_its_operations_is_compared(
         assert "compiler_options" in result.said_by_launcher.partition("Likely: ")[2], result
 
 
+SLOW = """
+from lockstep.watchdog import program_equality
+
+def same(self, *question):
+    global is_asked
+    is_asked = True
+    if not is_known:
+        raise TimeoutError("the coordination service is slow")
+    return compare(self, *question)
+
+is_known, is_asked, compare = False, False, program_equality.Comparison.same
+program_equality.Comparison.same, program_equality.TIMEOUT_SECONDS = same, 0.5
+"""
+UNREAD = "is_known = True"
+LATER = f"""
+{UNREAD}
+while True:
+    time.sleep(0.1)
+    jax.jit(lambda x: x.sum())(x)
+"""
+
+
+@pytest.mark.parametrize("later", [UNREAD, LATER], ids=["at the end", "in a loop"])
+def test_a_difference_that_is_known_late_is_an_error(later: str) -> None:
+    planted = HEAD + SLOW + DRAWN + later
+    result = run_lockstep([], planted, d=1, timeout=60, expect_status=1, forked=True)
+    for process in (0, 1):
+        assert len(result.by_process[process]) == 1, "the number of which nothing was known"
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "process 1 runs another program than process 0" in headline, result
+    assert "# HERE" in headline, result
+
+
+@pytest.mark.full
+def test_a_difference_that_is_known_after_the_wait_is_an_error() -> None:
+    """The engine waits 20 s for the watchdog, which answers when no rank waits any more."""
+    slow = SLOW.replace("if not is_known:", "if pauses:").replace(
+        'raise TimeoutError("the coordination service is slow")', "time.sleep(pauses.pop())"
+    )
+    slow += "\npauses = [22.0]\n"
+    result = run_lockstep([], HEAD + slow + DRAWN, d=1, timeout=100, expect_status=1, forked=True)
+    assert "process 1 runs another program than process 0" in result.said_by_launcher, result
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("later", [UNREAD, LATER.replace("True:", "time.monotonic() < end:")])
+def test_what_is_known_late_to_be_one_program_is_no_error(later: str) -> None:
+    one = """
+step = jax.jit(lambda x: x.sum())
+if me == 1:
+    step = jax.jit(lambda x: x.sum())
+print(float(step(x)), is_asked)
+end = time.monotonic() + 3
+"""
+    result = run_lockstep([], HEAD + SLOW + one + later, d=1, timeout=60, forked=True)
+    assert [result.by_process[process] for process in (0, 1)] == [["28.0 True"]] * 2, result
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_options_that_all_give_are_no_difference(collectives: str, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ _FUNCTIONS = {
     "send_message": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double),
     "next_message": (ctypes.c_int, ctypes.c_double, ctypes.POINTER(ctypes.c_void_p), _Counts),
     "request": (ctypes.c_char_p, _Counts),
-    "respond": (None, ctypes.c_uint64, ctypes.c_int),
+    "respond": (ctypes.c_int, ctypes.c_uint64, ctypes.c_int),
     "leave": (None, ctypes.c_int),
     "set_watched": (None, ctypes.c_int),
 }
@@ -278,9 +278,12 @@ def request() -> tuple[int, str] | None:
     return (number.value, text) if number.value else None
 
 
-def respond(number: int, response: bool | None) -> None:
-    """Answers the request of that number; None where the answer is not known."""
-    _library().lockstep_respond(number, -1 if response is None else int(response))
+def respond(number: int, response: bool | None) -> bool:
+    """Answers the request of that number; None where the answer is not known.
+
+    Returns whether a rank has waited for it.
+    """
+    return bool(_library().lockstep_respond(number, -1 if response is None else int(response)))
 
 
 def listens_at() -> tuple[str, int] | None:

@@ -42,6 +42,7 @@ from lockstep.watchdog import (
 )
 from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.program_equality import Comparison
+from lockstep.watchdog.program_questions import ProgramQuestions
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import RemoteHosts
 from lockstep.watchdog.scanner import Scanner
@@ -87,12 +88,14 @@ class Watchdog(threading.Thread):
             if peer.host_id == here and peer.process != self._process:
                 self._watch_peer(peer)
         self._connected = [peer for peer in peers if peer.host_id != here]
-        self._not_known: set[tuple[int, int]] = set()
         self._over = False
         self._hurried = False
         self._scanner = Scanner(peers, records, sites, comparison, remote)
         self._has_differed = ""
-        """The error, where programs without collectives differ."""
+        """The error, where programs differ in what no rank was told in time."""
+        self._questions = ProgramQuestions(
+            comparison, records, self._refresh, self._note_that_programs_vary
+        )
         self._without_collectives: WithoutCollectives | None = without_collectives
 
     def _watch_peer(self, peer: Peer) -> None:
@@ -126,7 +129,9 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         bindings.set_watched(True)
-        while not self._over:
+        is_last = False
+        while not is_last:
+            is_last = self._over  # so that what was asked before the end has its answer
             try:
                 self._poll_once()
             except Exception as error:
@@ -152,6 +157,7 @@ class Watchdog(threading.Thread):
             if not self.is_alive() and not shutdown_hook.has_failed():
                 with contextlib.suppress(Exception):  # the service is gone
                     self._compare_without_collectives(is_last=True)
+                self._fail_where_programs_differed(program_equality.TIMEOUT_SECONDS)
                 if self._has_differed:  # and the program has used no collective since
                     folder = self._records.folder(self._process)
                     ending.end_with(self._has_differed, folder, has_ended=True)
@@ -172,7 +178,7 @@ class Watchdog(threading.Thread):
             self._records.close()
 
     def _poll_once(self) -> None:
-        ready = self._poll.poll(0 if self._dead else _POLL_SECONDS * 1000)
+        ready = self._poll.poll(0 if self._dead or self._over else _POLL_SECONDS * 1000)
         self._refresh()
         for fd, _ in ready:
             if fd == self._alarm:
@@ -185,6 +191,7 @@ class Watchdog(threading.Thread):
                     os.close(fd)
         while self._dead:
             self._on_death(self._dead.pop(), -1)
+        self._fail_where_programs_differed()
         if not self._has_devices and bindings.abort_text():
             self._has_devices = True
             _jax_compat.end_wait_for_devices(self._store.client, len(self._peers))
@@ -205,9 +212,16 @@ class Watchdog(threading.Thread):
             complain(f"warning: {found}.")
             return
         self._records.note_difference(found)
+        self._fail_with(str(found))
+
+    def _fail_where_programs_differed(self, seconds: float = 0.0) -> None:
+        if not bindings.abort_text() and (found := self._questions.late_difference(seconds)):
+            self._fail_with(found)
+
+    def _fail_with(self, difference: str) -> None:
         diagnosis = self._scanner.diagnose()
-        self._has_differed = abort_message.proof(diagnosis)
-        if not is_last:
+        self._has_differed = abort_message.proof_or(f"lockstep: {difference}", diagnosis)
+        if not self._over:
             abort_message.fail(self._has_differed, diagnosis)
 
     # A rank notifies
@@ -231,7 +245,7 @@ class Watchdog(threading.Thread):
             some = True
             number, text = request
             if text.startswith("programs "):
-                bindings.respond(number, self._same_program(*map(int, text.split()[1:])))
+                self._compare_programs(number, *map(int, text.split()[1:]))
             elif text.startswith("deadline "):
                 self._explain_deadline(text.removeprefix("deadline "))
                 bindings.respond(number, True)
@@ -240,48 +254,13 @@ class Watchdog(threading.Thread):
                 bindings.respond(number, True)
         return some
 
-    def _same_program(
-        self, execution: int, channel: int, peer: int, theirs: int, their_channel: int
-    ) -> bool | None:
-        """Whether look-alikes whose programs carry different numbers may meet.
-
-        None where that is not known, also because the coordination service is gone. The engine
-        then asks again at a later collective, and only the first such request takes long: the rank
-        waits for that one only, and other requests wait behind it.
-        """
-        pair = (peer, theirs - execution)
-        seconds = 0.0 if pair in self._not_known else program_equality.TIMEOUT_SECONDS
-        same = None
-        with contextlib.suppress(Exception):
-            same = program_equality.poll(
-                lambda: self._comparison.same(execution, peer, theirs), self._refresh, seconds
-            )
-        if same is None:
-            self._not_known.add(pair)
-        if same is False:
-            same = self._goes_on_with_different(execution, peer, theirs)
-        if same:
-            self._note_that_programs_vary()
-        return same
-
-    def _goes_on_with_different(self, execution: int, peer: int, theirs: int) -> bool:
-        """Finds in what two programs differ; whether that is only to be a warning."""
-        found = None
-        with contextlib.suppress(Exception):
-            found = self._comparison.difference(execution, peer, theirs, self._has_run)
-        if _config.current().check_programs == _config.WARN:
-            what = found or f"processes {self._process} and {peer} run different programs"
-            if self._process < peer:
-                complain(f"warning: {what}.")
-            return True
-        # Another function, and arguments of another shape, are told by the calls themselves.
-        if found and not found.is_of_arguments and found.is_of_one_function:
-            self._records.note_difference(found)
-        return False
-
-    def _has_run(self, process: int, execution: int) -> bool:
-        rings = self._records.record(process).rings  # of another host: none
-        return any(entry.run_id == execution for ring in rings for entry in ring.entries)
+    def _compare_programs(
+        self, number: int, execution: int, channel: int, peer: int, theirs: int, their_channel: int
+    ) -> None:
+        same = self._questions.answer(execution, peer, theirs)
+        if not bindings.respond(number, same) and same is False:
+            # The rank has gone on without this answer.
+            self._questions.ask_again(execution, peer, theirs)
 
     def _note_that_programs_vary(self) -> None:
         with contextlib.suppress(Exception):
